@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+
+def _one_is_a_list(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_one_is_a_list)]  # a bare text is a list of one
 Task = Literal["binary", "multiclass", "regression", "multilabel"]
 
 
@@ -25,8 +31,8 @@ class Section(BaseModel):
 class CsvConfig(Section):
     delimiter: str = Field(",", min_length=1, max_length=1, description="Character between two fields.")
     header: bool = Field(True, description="Whether the first line of each file names the columns.")
-    column_names: tuple[str, ...] = Field((), description="Column names for files without a header.")
-    na_values: tuple[str, ...] = Field(
+    column_names: Texts = Field((), description="Column names for files without a header.")
+    na_values: Texts = Field(
         ("", "NA", "N/A", "null", "NULL", "nan", "NaN"),
         description="Texts that mean a missing value, after blanks around them are dropped.",
     )
@@ -49,8 +55,8 @@ class SplitConfig(Section):
     train_value: str = Field("training", description="by=column: value that marks the train split.")
     validation_value: str = Field("validation", description="by=column: value of the validation split.")
     test_value: str = Field("test", description="by=column: value of the test split.")
-    validation_source: tuple[str, ...] = Field((), description="by=paths: source of the validation split.")
-    test_source: tuple[str, ...] = Field((), description="by=paths: source of the test split.")
+    validation_source: Texts = Field((), description="by=paths: source of the validation split.")
+    test_source: Texts = Field((), description="by=paths: source of the test split.")
 
     @model_validator(mode="after")
     def _complete(self) -> SplitConfig:
@@ -61,13 +67,17 @@ class SplitConfig(Section):
         if self.by == "paths" and not self.validation_source:
             raise ValueError("split by paths needs 'validation_source'")
         if self.by == "hash" and self.validation_fraction + self.test_fraction >= 1:
-            raise ValueError("validation_fraction + test_fraction must be below 1: nothing is left to train on")
+            raise ValueError(
+                "validation_fraction + test_fraction must be below 1: nothing is left to train on"
+            )
         return self
 
 
 class DataConfig(Section):
-    source: tuple[str, ...] = Field(
-        ..., description="Files, folders or globs (local or gs://), or bigquery://project.dataset.table."
+    source: Texts = Field(
+        ...,
+        min_length=1,
+        description="Files, folders or globs (local or gs://), or bigquery://project.dataset.table.",
     )
     format: Literal["auto", "parquet", "csv", "jsonl", "avro", "arrow", "tfrecord"] = Field(
         "auto", description="File format; auto goes by the file name."
@@ -82,7 +92,9 @@ class DataConfig(Section):
     cache: Literal["none", "memory", "disk"] = Field(
         "memory", description="Where encoded rows are kept after the first pass."
     )
-    cache_dir: str | None = Field(None, description="Folder of the disk cache; default: in the output folder.")
+    cache_dir: str | None = Field(
+        None, description="Folder of the disk cache; default: in the output folder."
+    )
     shuffle: bool = Field(True, description="Whether training rows are shuffled anew each epoch.")
     shuffle_rows: int = Field(
         262_144, ge=1, description="Rows that are mixed at a time when the cache is not in memory."
@@ -92,6 +104,9 @@ class DataConfig(Section):
     on_bad_record: Literal["fail", "skip"] = Field(
         "fail", description="What to do with a row that can't be read as the features ask."
     )
+    leak_checks: bool = Field(
+        True, description="Look for rows or keys in two splits, and for columns that give the label away."
+    )
     max_bad_records: int = Field(100, ge=0, description="on_bad_record=skip: fail after this many.")
 
 
@@ -99,7 +114,7 @@ class LabelConfig(Section):
     column: str | tuple[str, ...] = Field(
         ..., description="Label column; task multilabel takes several 0/1 columns."
     )
-    classes: tuple[str, ...] = Field(
+    classes: Texts = Field(
         (), description="Class names in output order; default: the sorted values of the train split."
     )
     missing: Literal["drop", "fail"] = Field(
@@ -155,7 +170,9 @@ class IntegerFeature(_Feature):
 
 class BooleanFeature(_Feature):
     kind: Literal["boolean"] = Field("boolean", description="True or false.")
-    impute: Literal["mode", "true", "false"] = Field("mode", description="What stands in for a missing value.")
+    impute: Literal["mode", "true", "false"] = Field(
+        "mode", description="What stands in for a missing value."
+    )
 
 
 class DatetimeFeature(_Feature):
@@ -168,7 +185,9 @@ class DatetimeFeature(_Feature):
 
 
 class BagFeature(_Feature):
-    kind: Literal["bag"] = Field("bag", description="A list of texts or integers, embedded as a weighted mean.")
+    kind: Literal["bag"] = Field(
+        "bag", description="A list of texts or integers, embedded as a weighted mean."
+    )
     weights: str | None = Field(None, description="Column with a list of weights, one an entry.")
     max_length: int = Field(16, ge=1, description="Entries kept of each list, from its start.")
     min_count: int = Field(1, ge=1, description="Rarer train values become out-of-vocabulary.")
@@ -184,7 +203,7 @@ class VectorFeature(_Feature):
 
 class CrossFeature(_Feature):
     kind: Literal["cross"] = Field("cross", description="Combinations of other categorical features, hashed.")
-    of: tuple[str, ...] = Field(..., min_length=2, description="Names of the features to combine.")
+    of: Texts = Field(..., min_length=2, description="Names of the features to combine.")
     buckets: int = Field(4096, ge=1, description="Number of hash buckets.")
 
 
@@ -220,7 +239,9 @@ class ModelConfig(Section):
 
 
 class EarlyStoppingConfig(Section):
-    patience: int = Field(0, ge=0, description="Stop after this many epochs without improvement; 0 never stops.")
+    patience: int = Field(
+        0, ge=0, description="Stop after this many epochs without improvement; 0 never stops."
+    )
     min_delta: float = Field(0.0, ge=0, description="Smaller changes are no improvement.")
 
 
@@ -237,7 +258,9 @@ class ScheduleConfig(Section):
 
 
 class TrainingConfig(Section):
-    batch_size: int = Field(1024, ge=1, description="Global batch: rows of one optimizer step, over all replicas.")
+    batch_size: int = Field(
+        1024, ge=1, description="Global batch: rows of one optimizer step, over all replicas."
+    )
     epochs: int = Field(3, ge=1, description="Passes over the train split.")
     steps_per_epoch: int | None = Field(
         None, ge=1, description="Steps of an epoch; default: one pass. More than a pass repeats the rows."
@@ -265,6 +288,11 @@ class TrainingConfig(Section):
     monitor_mode: Literal["auto", "min", "max"] = Field(
         "auto", description="Whether lower or higher is better; auto knows the metrics of this trainer."
     )
+    objective: str | None = Field(
+        None,
+        min_length=1,
+        description="Metric reported to a tuning study, named as the study names it; default: monitor.",
+    )
     early_stopping: EarlyStoppingConfig = Field(
         default_factory=EarlyStoppingConfig, description="When to stop before the last epoch."
     )
@@ -275,13 +303,17 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _divides(self) -> TrainingConfig:
         if self.batch_size % self.accumulate:
-            raise ValueError(f"batch_size {self.batch_size} does not divide into accumulate={self.accumulate} parts")
+            raise ValueError(
+                f"batch_size {self.batch_size} does not divide into accumulate={self.accumulate} parts"
+            )
         return self
 
 
 class CheckpointConfig(Section):
     every_steps: int = Field(0, ge=0, description="Save after this many steps; 0 saves by time alone.")
-    every_seconds: float = Field(60.0, ge=0, description="Save when this long has passed; 0 saves by steps alone.")
+    every_seconds: float = Field(
+        60.0, ge=0, description="Save when this long has passed; 0 saves by steps alone."
+    )
     keep: int = Field(3, ge=2, description="Checkpoints kept besides the best one.")
 
 
@@ -289,20 +321,24 @@ class StrategyConfig(Section):
     name: Literal["auto", "one_device", "mirrored", "multi_worker_mirrored", "tpu"] = Field(
         "auto", description="tf.distribute strategy; auto goes by what the process sees."
     )
-    cpu_replicas: int = Field(1, ge=1, le=64, description="Logical CPU devices, to try replicas without GPUs.")
+    cpu_replicas: int = Field(
+        1, ge=1, le=64, description="Logical CPU devices, to try replicas without GPUs."
+    )
     expect_gpus: int | None = Field(None, ge=0, description="Fail unless TensorFlow sees this many GPUs.")
     gpu_memory_growth: bool = Field(True, description="Let TensorFlow take GPU memory as it needs it.")
     deterministic: bool = Field(True, description="Ask TensorFlow for the same bits in each run.")
 
 
 class ExportConfig(Section):
-    examples_signature: bool = Field(True, description="Write a second SavedModel for tf.Example records too.")
+    examples_signature: bool = Field(
+        True, description="Write a second SavedModel for tf.Example records too."
+    )
     parity_rows: int = Field(512, ge=1, description="Raw rows that the parity gate compares.")
     parity_tolerance: float = Field(1e-5, gt=0, description="Largest difference that the parity gate allows.")
 
 
 class ReportConfig(Section):
-    slice_by: tuple[str, ...] = Field((), description="Columns by whose values the figures are broken down.")
+    slice_by: Texts = Field((), description="Columns by whose values the figures are broken down.")
     slice_values: int = Field(12, ge=1, description="Most frequent values shown of each such column.")
     importance_rows: int = Field(5000, ge=0, description="Rows for permutation importance; 0 leaves it out.")
 
@@ -337,9 +373,27 @@ class Config(Section):
             if feature.kind == "cross":
                 for part in feature.of:
                     if part not in names or part == feature.name:
-                        raise ValueError(f"features: cross {feature.name!r} combines the unknown feature {part!r}")
+                        raise ValueError(
+                            f"features: cross {feature.name!r} combines the unknown feature {part!r}"
+                        )
             elif feature.source_column in labels:
-                raise ValueError(f"features: {feature.name!r} reads the label column {feature.source_column!r}")
+                raise ValueError(
+                    f"features: {feature.name!r} reads the label column {feature.source_column!r}"
+                )
+            elif feature.source_column == self.data.key:
+                raise ValueError(
+                    f"features: {feature.name!r} reads data.key, which names a row and tells nothing"
+                )
+        classes = self.label.classes
+        if len(set(classes)) < len(classes):
+            raise ValueError(f"label.classes: a class is given twice in {', '.join(classes)}")
+        if self.task == "binary" and classes and len(classes) != 2:
+            raise ValueError(f"label.classes: task binary has two classes, got {len(classes)}")
+        for name in self.training.class_weights:
+            if classes and name not in classes:
+                raise ValueError(
+                    f"training.class_weights: no class {name!r} in label.classes ({', '.join(classes)})"
+                )
         if self.training.class_weights and self.task not in ("binary", "multiclass"):
             raise ValueError(f"training.class_weights: task {self.task} has no classes to weigh")
         return self

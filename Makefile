@@ -1,0 +1,112 @@
+# The commands of this project: `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+# Yours to set: make train CONFIG=configs/mine.yaml ARGS="--epochs=1 --learning_rate=0.003"
+PYTHON ?=
+CONFIG ?= configs/flights.yaml
+ARGS ?=
+IMAGE ?= trainer:latest
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# Pythons that the locks were made for, best first.
+PYTHONS := 3.11 3.12 3.13 3.10
+# Tests that run on TensorFlow 2.17 too: all but those marked slow, or made for the default stack alone.
+TF217 := .venv-tf217
+SERVING := .venv-serving
+CODE := trainer tests scripts benchmarks setup.py
+
+.PHONY: help
+help:  ## list these targets
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+.PHONY: venv venv-run venv-dev venv-tf217 venv-serving
+venv: venv-dev  ## make .venv with everything that train, test and lint need
+
+venv-run:
+	@PYTHON_STRICT=1 PYTHON="$(PYTHON)" scripts/venv.sh $(VENV) "$(PYTHONS)" requirements/default.txt requirements/data.txt
+
+venv-dev: venv-run
+	@scripts/venv.sh $(VENV) "$(PYTHONS)" requirements/dev.txt
+
+venv-tf217:
+	@scripts/venv.sh $(TF217) "3.10" requirements/tf217.txt requirements/data.txt
+
+venv-serving:
+	@scripts/venv.sh $(SERVING) "3.10 3.11" requirements/serving.txt
+
+.PHONY: data
+data: venv-run  ## make the rows of the example, data/flights/*.parquet
+	@$(PY) scripts/prepare_flights.py
+
+.PHONY: train
+train: data  ## train the example on this machine: make train [CONFIG=configs/mine.yaml] [ARGS="--epochs=1"]
+	@$(PY) -m trainer train --config $(CONFIG) $(ARGS)
+
+.PHONY: test test-fast test-default test-tf217
+test: lint test-default test-tf217  ## lint, types and every test, on TensorFlow 2.21 and 2.17
+
+test-fast: venv-dev  ## the tests that take seconds: make test-fast [ARGS="-k encode"]
+	@$(PY) -m pytest -m "not slow and not bench" $(ARGS)
+
+test-default: venv-dev data venv-serving-if-any venv-tf217-if-any
+	@$(PY) -m pytest -m "not bench" $(ARGS)
+
+test-tf217: data venv-tf217-if-any
+	@if [ -x $(TF217)/bin/python ]; then \
+	  echo "The tests on TensorFlow 2.17:"; $(TF217)/bin/python -m pytest -m "not slow and not bench" $(ARGS); \
+	fi
+
+# The two older stacks run where their Pythons are to be had, and say so where they don't.
+.PHONY: venv-tf217-if-any venv-serving-if-any
+venv-tf217-if-any venv-serving-if-any: %-if-any:
+	@code=0; $(MAKE) -s $* 2>&1 || code=$$?; \
+	if [ $$code -ne 0 ]; then echo "SKIPPED: the tests that need $*, for the reason above"; fi
+
+.PHONY: lint format
+lint: venv-dev  ## style, types and Dockerfiles
+	@$(PY) -m ruff check $(CODE)
+	@$(PY) -m ruff format --check $(CODE)
+	@$(PY) -m mypy
+	@$(VENV)/bin/hadolint Dockerfile Dockerfile.tpu
+
+format: venv-dev  ## rewrite the code in the project's style
+	@$(PY) -m ruff check --fix $(CODE)
+	@$(PY) -m ruff format $(CODE)
+
+.PHONY: golden
+golden: venv-dev  ## write the expected text files of the tests anew: look at the diff
+	@UPDATE_GOLDEN=1 $(PY) -m pytest tests/golden $(ARGS)
+	@git status --short tests/golden
+
+.PHONY: bench
+bench: venv-dev data  ## every figure that the README names, measured here
+	@$(PY) -m benchmarks $(ARGS)
+
+.PHONY: lock
+lock: venv-dev  ## compile requirements/*.in to hash-locked files: make lock [ARGS=--upgrade]
+	@scripts/lock.sh $(CURDIR)/$(VENV)/bin/uv $(ARGS)
+
+.PHONY: package
+package: venv-dev  ## source distribution for the prebuilt containers, dist/trainer-*.tar.gz
+	@$(PY) setup.py --quiet sdist --formats=gztar --dist-dir dist
+	@ls -1 dist/trainer-*.tar.gz
+
+.PHONY: image image-gpu image-tpu
+image:  ## container image for CPUs: make image IMAGE=us-docker.pkg.dev/PROJECT/REPOSITORY/trainer:1
+	docker build --tag $(IMAGE) .
+
+image-gpu:  ## container image for GPUs
+	docker build --build-arg LOCK=gpu --tag $(IMAGE) .
+
+image-tpu:  ## container image for TPU VMs
+	docker build --file Dockerfile.tpu --tag $(IMAGE) .
+
+.PHONY: clean
+clean:  ## remove what can be built again (caches, dist, environments): never runs/ nor data/
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache $(VENV) $(TF217) $(SERVING)
+	find trainer tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,275 @@
+"""The rows of an epoch as chunks of whole batches, from memory, disk or the source. Adopters: leave.
+
+Every order is a function of (seed, epoch) and of row counts, so each method can start at any batch and then
+gives exactly what an unbroken run gives from there on:
+
+* rows in memory: one permutation of all rows;
+* rows on disk: blocks of neighbouring rows in random order fill a pool, which is permuted (whole blocks are
+  read, so that it stays fast when the file is larger than memory);
+* rows from the source: units in random order, several of them mixed piece by piece, fill a pool, which is
+  permuted.
+
+A pool is emptied before it is filled again (a second one is filled meanwhile). A pool that swaps rows one by
+one would mix a little further, but a restart would have to rebuild it from nearly everything read before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.data import order
+from trainer.data.cache import allocate
+from trainer.data.packed import Piece, RowFormat
+from trainer.data.reading import Reader
+
+DISK_BLOCK_ROWS = 1024  # neighbours on disk that stay in one pool: 256 blocks mix in the default pool
+_IN_FLIGHT_BYTES = 256 << 20  # rough bound of what open units may hold; wide rows mix fewer units
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How rows are ordered, cut and shared out.
+
+    Attributes:
+        rows: rows of an epoch.
+        batch_size: rows of a global batch.
+        seed: seed of all orders.
+        shuffle_rows: rows of a pool.
+        chunk_rows: rows handed on at a time.
+        lanes: units mixed piece by piece.
+        shard_index: which slice of each global batch is wanted.
+        shard_count: slices of each global batch.
+    """
+
+    rows: int
+    batch_size: int
+    seed: int
+    shuffle_rows: int
+    chunk_rows: int
+    lanes: int
+    shard_index: int = 0
+    shard_count: int = 1
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows of a batch that are wanted."""
+        return self.batch_size // self.shard_count
+
+    @property
+    def pool_rows(self) -> int:
+        """Rows of a pool: whole batches, so that no batch has rows of two pools."""
+        return max(1, self.shuffle_rows // self.batch_size) * self.batch_size
+
+    def chunk(self, layout: RowFormat) -> int:
+        """Rows of a chunk: whole batches, up to about 16 MiB."""
+        rows = min(self.chunk_rows, (16 << 20) // layout.row_bytes)
+        return max(1, rows // self.batch_size) * self.batch_size
+
+    def open_units(self, layout: RowFormat) -> int:
+        """Units mixed at a time, fewer where rows are wide."""
+        return max(2, min(self.lanes, _IN_FLIGHT_BYTES // (3 * self.chunk_rows * layout.row_bytes)))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some batches.
+
+    Attributes:
+        rows: packed rows, int32 [batches, shard_rows, width]; padding is zero.
+        position: number of the first batch's first row in the epoch.
+    """
+
+    rows: np.ndarray
+    position: int
+
+
+class Epochs:
+    """Gives the chunks of any epoch from any batch on."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: RowFormat,
+        *,
+        matrix: np.ndarray | None = None,
+        on_disk: bool = False,
+        reader: Reader | None = None,
+    ) -> None:
+        """Makes the epochs of packed rows (`matrix`, in memory or mapped) or of a counted `reader`."""
+        self._plan = plan
+        self._layout = layout
+        self._matrix = None if matrix is None else np.asarray(matrix)
+        self._on_disk = on_disk
+        self._reader = reader
+
+    def fixed(self, start: int = 0, stop: int | None = None) -> Generator[Chunk, None, None]:
+        """Yields one epoch in the order of the source.
+
+        Args:
+            start: rows to leave out, a multiple of the batch.
+            stop: row after the last, a multiple of the batch; None: the whole epoch.
+        """
+        stop = self._plan.rows if stop is None else stop
+        if self._matrix is not None:
+            yield from self._gather(self._matrix, None, start, stop, 0)
+            return
+        assert self._reader is not None
+        assert self._reader.counts is not None
+        counts = self._reader.counts
+        schedule = order.interleave(counts, range(len(counts)), 1, max(counts, default=1))
+        with closing(self._reader.pieces(order.cut(schedule, start, stop), self._reader.threads)) as pieces:
+            source = _Rows(pieces, self._layout)
+            step = self._plan.chunk(self._layout)
+            for position in range(start, stop, step):
+                size = min(step, stop - position)
+                buffer = np.empty((size, self._layout.width), np.int32)
+                source.fill(buffer)
+                if position + size == stop:
+                    source.end()
+                yield Chunk(self._own(buffer, None, 0, size), position)
+
+    def shuffled(
+        self, epoch: int, start: int = 0, stop: int | None = None, permutation: np.ndarray | None = None
+    ) -> Generator[Chunk, None, None]:
+        """Yields epoch number `epoch` in its random order.
+
+        Args:
+            epoch: number of the epoch.
+            start: rows to leave out, a multiple of the batch.
+            stop: row after the last, a multiple of the batch; None: the whole epoch.
+            permutation: what `self.permutation(epoch)` gives, where it was made before.
+        """
+        stop = self._plan.rows if stop is None else stop
+        if self._matrix is not None and not self._on_disk:
+            wanted = self.permutation(epoch) if permutation is None else permutation
+            yield from self._gather(self._matrix, wanted, start, stop, 0)
+            return
+        # Pools are filled whole: which rows are in the last batches depends on all rows of their pool.
+        size = self._plan.pool_rows
+        first, last = start // size * size, min(-(-stop // size) * size, self._plan.rows)
+        with closing(self._mixed(epoch, first, last)) as pieces:
+            yield from self._pools(pieces, epoch, start, stop)
+
+    def permutation(self, epoch: int) -> np.ndarray | None:
+        """Returns the order of all rows in an epoch, int64 [rows]; None where it is made pool by pool."""
+        if self._matrix is None or self._on_disk:
+            return None
+        return order.permutation(self._plan.rows, self._plan.seed, epoch)
+
+    def _mixed(self, epoch: int, start: int, stop: int) -> Generator[Piece, None, None]:
+        """Yields the pieces that fill the pools of an epoch, rows start..stop of the epoch."""
+        plan = self._plan
+        if self._matrix is not None:
+            size = DISK_BLOCK_ROWS
+            counts = [min(size, plan.rows - first) for first in range(0, plan.rows, size)]
+            blocks = order.permutation(len(counts), plan.seed, epoch).tolist()
+            for block, first, last in order.cut(order.interleave(counts, blocks, 1, size), start, stop):
+                yield Piece(self._matrix, block * size + first, block * size + last)
+            return
+        assert self._reader is not None
+        assert self._reader.counts is not None
+        units = order.permutation(len(self._reader.counts), plan.seed, epoch).tolist()
+        lanes = plan.open_units(self._layout)
+        piece = max(1, plan.pool_rows // (2 * lanes))
+        schedule = order.interleave(self._reader.counts, units, lanes, piece)
+        yield from self._reader.pieces(order.cut(schedule, start, stop), lanes)
+
+    def _pools(self, pieces: Iterator[Piece], epoch: int, start: int, stop: int) -> Iterator[Chunk]:
+        """Fills pools with pieces and yields each in random order; the next is filled meanwhile."""
+        plan = self._plan
+        source = _Rows(pieces, self._layout)
+        size = min(plan.pool_rows, plan.rows)
+        buffers = [allocate(size, self._layout.width) for _ in range(2)]
+
+        def fill(number: int) -> tuple[np.ndarray, np.ndarray]:
+            buffer = buffers[number % 2][: min(size, plan.rows - number * plan.pool_rows)]
+            source.fill(buffer)
+            if number + 1 == pools:
+                source.end()
+            return buffer, order.permutation(len(buffer), plan.seed, epoch, number)
+
+        first, pools = start // plan.pool_rows, -(-stop // plan.pool_rows)
+        with ThreadPoolExecutor(1, thread_name_prefix="pool") as filler:
+            try:
+                following: Future | None = filler.submit(fill, first)
+                for number in range(first, pools):
+                    assert following is not None
+                    buffer, wanted = following.result()
+                    following = filler.submit(fill, number + 1) if number + 1 < pools else None
+                    position = number * plan.pool_rows
+                    last = min(len(buffer), stop - position)
+                    yield from self._gather(buffer, wanted, max(0, start - position), last, position)
+            finally:
+                source.stop()
+
+    def _gather(
+        self, matrix: np.ndarray, wanted: np.ndarray | None, start: int, stop: int, position: int
+    ) -> Iterator[Chunk]:
+        step = self._plan.chunk(self._layout)
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            yield Chunk(self._own(matrix, wanted, first, last), position + first)
+
+    def _own(self, matrix: np.ndarray, wanted: np.ndarray | None, first: int, last: int) -> np.ndarray:
+        """Returns this shard's part of rows first..last as whole batches, padded with zeros.
+
+        Args:
+            matrix: packed rows.
+            wanted: order of its rows; None: as they are.
+            first: row of the order, the first of a batch.
+            last: row after the last.
+
+        Returns:
+            int32 [batches, shard_rows, width].
+        """
+        plan, width = self._plan, matrix.shape[1]
+        batches = -(-(last - first) // plan.batch_size)
+        whole = last - first == batches * plan.batch_size
+        if whole and wanted is None and plan.shard_count == 1:
+            return matrix[first:last].reshape(batches, plan.batch_size, width)
+        index = np.zeros((batches, plan.batch_size), np.int64)
+        index.reshape(-1)[: last - first] = np.arange(first, last) if wanted is None else wanted[first:last]
+        low = plan.shard_index * plan.shard_rows
+        index = index[:, low : low + plan.shard_rows]
+        # mode="clip" alone writes into `out` directly; every index is in range anyway.
+        out = np.empty((batches, plan.shard_rows, width), np.int32)
+        np.take(matrix, index, axis=0, out=out, mode="clip")
+        if not whole:
+            rows_of_last = last - first - (batches - 1) * plan.batch_size
+            out[-1, max(0, min(plan.shard_rows, rows_of_last - low)) :] = 0
+        return out
+
+
+class _Rows:
+    """Pieces as one run of rows, written to buffers of any size."""
+
+    def __init__(self, pieces: Iterator[Piece], layout: RowFormat) -> None:
+        self._pieces = pieces
+        self._layout = layout
+        self._rest: Piece | None = None
+        self._stopped = threading.Event()
+
+    def fill(self, buffer: np.ndarray) -> None:
+        """Writes the next len(buffer) rows to `buffer`."""
+        filled = 0
+        while filled < len(buffer) and not self._stopped.is_set():
+            piece = self._rest or next(self._pieces)
+            piece, rest = piece.cut(min(len(piece), len(buffer) - filled))
+            piece.write(self._layout, buffer[filled : filled + len(piece)])
+            filled += len(piece)
+            self._rest = rest if len(rest) else None
+
+    def end(self) -> None:
+        """Lets the pieces run out, which finds rows that should not be there."""
+        if not self._stopped.is_set():
+            assert next(self._pieces, None) is None
+
+    def stop(self) -> None:
+        """Makes a `fill` that is under way in another thread return early."""
+        self._stopped.set()

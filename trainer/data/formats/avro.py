@@ -1,0 +1,173 @@
+"""Avro container files: unions with null, logical types, all codecs that fastavro knows. Adopters: leave."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+
+from trainer.data.files import DataFile
+from trainer.data.formats import BadRow, Bounds, Part, ReadOptions
+from trainer.errors import UserError
+
+_SIMPLE = {
+    "int": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+    "null": pa.null(),
+}
+_LOGICAL = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("us", tz="UTC"),
+    "timestamp-micros": pa.timestamp("us", tz="UTC"),
+    "local-timestamp-millis": pa.timestamp("us"),
+    "local-timestamp-micros": pa.timestamp("us"),
+    "time-millis": pa.time64("us"),
+    "time-micros": pa.time64("us"),
+    "uuid": pa.string(),
+}
+_ROWS = 8192  # rows that are held as Python objects at a time
+
+
+class AvroReader:
+    """One Avro file, read through fastavro with a schema of the wanted columns only."""
+
+    optional_columns = False
+    typed = True
+
+    def __init__(self, file: DataFile, options: ReadOptions) -> None:
+        self._file = file
+        self._options = options
+        try:
+            with file.open() as stream:
+                self._schema: Any = fastavro.reader(stream).writer_schema
+        except Exception as error:  # fastavro raises whatever a damaged header leads it into
+            raise UserError(f"{file.path}: can't be read as Avro: {_short(error)}") from error
+        if not isinstance(self._schema, dict) or self._schema.get("type") != "record":
+            raise UserError(f"{file.path}: holds no records (its Avro schema is {str(self._schema)[:80]})")
+        self._columns: dict[str, pa.DataType] = {}
+        self._visit("", self._schema["fields"])
+
+    def _visit(self, prefix: str, fields: list[dict[str, Any]]) -> None:
+        for field in fields:
+            kind = _branch(field["type"])
+            if isinstance(kind, dict) and kind.get("type") == "record":
+                self._visit(f"{prefix}{field['name']}.", kind["fields"])
+            else:
+                self._columns.setdefault(prefix + field["name"], _arrow(field["type"]))
+
+    def schema(self) -> dict[str, pa.DataType]:
+        return dict(self._columns)
+
+    def parts(self) -> list[Part]:
+        return [Part("", 0, None)]
+
+    def bounds(self, part: Part, column: str) -> Bounds | None:
+        return None
+
+    def read(
+        self, part: Part, columns: Sequence[str], bad: BadRow
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+        del bad
+        row = 0
+        roots = {name.partition(".")[0] for name in columns} | set(columns)
+        paths = [name.split(".") for name in columns]
+        try:
+            with self._file.open() as stream:
+                records = fastavro.reader(stream, reader_schema=_only(self._schema, roots))
+                while rows := list(itertools.islice(records, min(_ROWS, self._options.chunk_rows))):
+                    arrays = [
+                        _column([_pick(record, path) for record in rows] if len(path) > 1 else
+                                [record[path[0]] for record in rows], self._columns[name])
+                        for name, path in zip(columns, paths)
+                    ]
+                    yield pa.RecordBatch.from_arrays(arrays, names=list(columns)), row
+                    row += len(rows)
+        except Exception as error:  # fastavro raises whatever damaged data leads it into
+            raise UserError(
+                f"{self._file.path}: can't be read after row {row} (damaged or cut short?): {_short(error)}"
+            ) from error
+
+    def locate(self, row: int) -> str:
+        return f"{self._file.path}, row {row + 1}"
+
+
+def _branch(kind: Any) -> Any:
+    """Returns the one type of a union with null, or the union itself where there are more."""
+    if isinstance(kind, list):
+        others = [one for one in kind if one != "null"]
+        return others[0] if len(others) == 1 else kind
+    return kind
+
+
+def _arrow(kind: Any) -> pa.DataType:
+    """Returns the Arrow type of an Avro type; text for unions of several types."""
+    kind = _branch(kind)
+    if isinstance(kind, list):
+        if not kind:
+            return pa.null()
+        found = {_arrow(one) for one in kind if one != "null"}
+        if found == {pa.int64(), pa.float64()}:
+            return pa.float64()
+        return found.pop() if len(found) == 1 else pa.string()
+    if isinstance(kind, dict):
+        logical = kind.get("logicalType")
+        if logical in _LOGICAL:
+            return _LOGICAL[logical]
+        if logical == "decimal":
+            return pa.decimal128(max(1, min(38, kind.get("precision", 38))), kind.get("scale", 0))
+        if kind["type"] == "array":
+            return pa.list_(_arrow(kind["items"]))
+        if kind["type"] == "map":
+            return pa.map_(pa.string(), _arrow(kind["values"]))
+        if kind["type"] == "record":
+            return pa.struct([(field["name"], _arrow(field["type"])) for field in kind["fields"]])
+        kind = kind["type"]
+        return _arrow(kind) if isinstance(kind, (dict, list)) else _SIMPLE.get(kind, pa.binary())
+    return _SIMPLE.get(kind, pa.binary())  # a named type that was defined before: enum and fixed are bytes or text
+
+
+def _only(schema: dict[str, Any], roots: set[str]) -> dict[str, Any]:
+    """Returns the schema with the wanted columns alone, so that fastavro makes no objects of the others."""
+    fields = [field for field in schema["fields"] if field["name"] in roots]
+    return {key: value for key, value in schema.items() if not key.startswith("__")} | {"fields": fields}
+
+
+def _pick(record: Any, path: list[str]) -> Any:
+    for part in path:
+        if record is None:
+            return None
+        record = record[part]
+    return record
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        if pa.types.is_binary(kind):  # a named enum
+            return pa.array([None if v is None else v if isinstance(v, bytes) else str(v) for v in values])
+        if pa.types.is_string(kind):  # a union of several types, in its text form
+            return pa.array([None if v is None else _text(v) for v in values], pa.string())
+        raise
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def _short(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

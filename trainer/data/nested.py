@@ -1,0 +1,58 @@
+"""Fields inside records, under dotted names such as `geo.lat`. Adopters: leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def flat_schema(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Returns name -> type of all columns; a record's fields get dotted names and the record itself is left out.
+
+    A name that occurs twice maps to None no longer: use `duplicates` for that.
+    """
+    columns: dict[str, pa.DataType] = {}
+
+    def visit(prefix: str, fields: Sequence[pa.Field]) -> None:
+        for field in fields:
+            name = prefix + field.name
+            if pa.types.is_struct(field.type):
+                visit(name + ".", [field.type.field(i) for i in range(field.type.num_fields)])
+            else:
+                columns.setdefault(name, field.type)
+
+    visit("", list(schema))
+    return columns
+
+
+def duplicates(names: Sequence[str]) -> list[str]:
+    """Returns the names that occur more than once."""
+    return sorted({name for name in names if list(names).count(name) > 1})
+
+
+def extract(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Returns a batch with exactly `columns`, taken from inside records where their names are dotted.
+
+    A field of a record that is null is null.
+    """
+    if list(batch.schema.names) == list(columns):
+        return batch
+    return pa.RecordBatch.from_arrays([column(batch, name) for name in columns], names=list(columns))
+
+
+def column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Returns the column `name` (dotted for nested fields) of a batch."""
+    names = batch.schema.names
+    if name in names:
+        return batch.column(names.index(name))
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):  # a record's own name may hold dots
+        root = ".".join(parts[:cut])
+        if root in names:
+            array = batch.column(names.index(root))
+            for part in parts[cut:]:
+                array = pc.struct_field(array, part)
+            return array
+    raise KeyError(name)

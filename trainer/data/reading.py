@@ -1,0 +1,277 @@
+"""Reading and encoding in the background, in any order of a source's units. Adopters: leave.
+
+Each open group of units has a thread that reads Arrow batches (mostly waiting: disk, network, Arrow's own
+threads); encoding, which is all CPU, is done by a small pool of threads for all of them. Both sides are
+bounded, so that a slow consumer stops the readers instead of filling memory.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+
+from trainer.data import order
+from trainer.data.packed import BlocksLike, Piece
+from trainer.errors import UserError
+
+_END = object()
+_QUEUED = 2  # encoded batches that wait in each open group: one being taken, one ready
+
+
+class Reader:
+    """The encoded rows of a source."""
+
+    def __init__(
+        self,
+        source: Any,
+        encoder: Callable[[pa.RecordBatch], BlocksLike],
+        *,
+        columns: Sequence[str] | None = None,
+        threads: int = 2,
+        chunk_rows: int = 65_536,
+    ) -> None:
+        """Makes a reader; nothing is read yet.
+
+        Args:
+            source: has `units()` and `read(unit, columns)` (see `source.Source`).
+            encoder: Arrow batch -> blocks; called by several threads at once.
+            columns: columns to read; None: those that the source was opened for.
+            threads: units read at once, and at most as many threads that encode.
+            chunk_rows: rows that are encoded at a time, where units allow it.
+        """
+        self.source = source
+        self.threads = threads
+        self._encoder = encoder
+        self._columns = columns
+        self._chunk_rows = chunk_rows
+        self._units = list(source.units())
+        self._groups = [[i] for i in range(len(self._units))]
+        self.counts: list[int] | None = None
+
+    def set_counts(self, counts: Sequence[int]) -> None:
+        """Sets the number of encoded rows of each unit, and puts small units together.
+
+        A thousand files of a hundred rows would otherwise be encoded a hundred rows at a time.
+        """
+        self._groups = order.group(counts, self._chunk_rows)
+        self.counts = [sum(counts[unit] for unit in members) for members in self._groups]
+
+    @property
+    def units(self) -> int:
+        """Number of units of the source."""
+        return len(self._units)
+
+    def unit_blocks(self) -> Iterator[tuple[int, BlocksLike]]:
+        """Yields (unit, encoded batch) for all rows in order; needs no counts."""
+        with _Streams(self, [[i] for i in range(len(self._units))]) as streams:
+            for unit in range(len(self._units)):
+                for number in range(unit, min(unit + self.threads, len(self._units))):
+                    streams.open(number, 0)
+                stream = streams.open(unit, 0)
+                while (blocks := stream.next()) is not None:
+                    yield unit, blocks
+                streams.close(unit)
+
+    def pieces(self, schedule: Iterator[tuple[int, int, int]], ahead: int) -> Generator[Piece, None, None]:
+        """Yields the rows of a schedule of (group, start, stop), in its order.
+
+        Rows before the first `start` of a group are read and dropped; groups that the schedule doesn't name
+        aren't opened.
+
+        Args:
+            schedule: as `order.interleave` makes it, for `self.counts`.
+            ahead: groups that may be open besides the one being taken from.
+
+        Raises:
+            UserError: a group holds fewer or more rows than when they were counted.
+        """
+        assert self.counts is not None
+        with _Streams(self, self._groups) as streams:
+            upcoming: collections.deque[tuple[int, int, int]] = collections.deque()
+            live: dict[int, int] = {}  # groups with rows to come -> first row needed, in order of need
+            exhausted = False
+            while True:
+                while not exhausted and len(live) <= ahead:
+                    step = next(schedule, None)
+                    if step is None:
+                        exhausted = True
+                    else:
+                        upcoming.append(step)
+                        live.setdefault(step[0], step[1])
+                if not upcoming:
+                    return
+                group, start, stop = upcoming.popleft()
+                for number in (group, *live):
+                    streams.open(number, live[number])
+                stream = streams.open(group, start)
+                yield from stream.take(stop - start)
+                if stop == self.counts[group]:
+                    stream.expect_end()
+                    streams.close(group)
+                    del live[group]
+
+    def read_group(self, members: Sequence[int]) -> Iterator[pa.RecordBatch | pa.Table]:
+        """Yields Arrow batches of some units; small ones are put together to tables."""
+        small: list[pa.RecordBatch] = []
+        rows = 0
+        for unit in members:
+            for batch in self.source.read(self._units[unit], self._columns):
+                if batch.num_rows == 0:
+                    continue
+                if rows and rows + batch.num_rows > self._chunk_rows:
+                    yield _together(small)
+                    small, rows = [], 0
+                small.append(batch)
+                rows += batch.num_rows
+        if small:
+            yield _together(small)
+
+    def encode(self, batch: pa.RecordBatch | pa.Table) -> BlocksLike:
+        """Encodes an Arrow batch."""
+        return self._encoder(batch)
+
+    def changed(self, group: int, found: str) -> UserError:
+        """Returns the error of a group whose number of rows is not what was counted."""
+        name = getattr(self._units[self._groups[group][0]], "name", None) or getattr(
+            self.source, "name", "data"
+        )
+        counted = self.counts[group] if self.counts else 0
+        return UserError(
+            f"{name}: {found} the {counted} rows counted before; the data changed during the run"
+        )
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch | pa.Table:
+    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches)
+
+
+def _same(item: Any) -> Any:
+    return item
+
+
+class _Streams:
+    """The open groups of one pass; leaving the `with` block stops their threads."""
+
+    def __init__(self, reader: Reader, groups: Sequence[Sequence[int]]) -> None:
+        self._reader = reader
+        self._groups = groups
+        self._open: dict[int, _Stream] = {}
+        workers = max(1, min(reader.threads, os.cpu_count() or 1))
+        self._encoders = ThreadPoolExecutor(workers, thread_name_prefix="encode")
+
+    def __enter__(self) -> _Streams:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for group in list(self._open):
+            self.close(group)
+        self._encoders.shutdown(wait=True, cancel_futures=True)
+
+    def open(self, group: int, skip: int) -> _Stream:
+        """Returns the stream of a group, which reads in the background from its first opening on.
+
+        Args:
+            group: number of the group.
+            skip: rows of it to drop, where it wasn't open yet.
+        """
+        if group not in self._open:
+            self._open[group] = _Stream(self._reader, group, self._groups[group], skip, self._encoders)
+        return self._open[group]
+
+    def close(self, group: int) -> None:
+        self._open.pop(group).close()
+
+
+class _Stream:
+    """One group being read: a thread, a short queue of encoded batches, and the rest of the current one."""
+
+    def __init__(
+        self, reader: Reader, number: int, members: Sequence[int], skip: int, encoders: ThreadPoolExecutor
+    ) -> None:
+        self._reader = reader
+        self._number = number
+        self._members = members
+        self._skip = skip
+        self._encoders = encoders
+        self._ready: collections.deque[Any] = collections.deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._rest: Piece | None = None
+        # A daemon: a process that ends in the middle of a pass must not wait for a reader.
+        self._thread = threading.Thread(target=self._read, name=f"read-{number}", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for batch in self._reader.read_group(self._members):
+                if not self._put(functools.partial(self._encoders.submit, self._reader.encode, batch)):
+                    return
+            self._put(functools.partial(_same, _END))
+        except BaseException as error:  # any error belongs to the thread that consumes the rows
+            self._put(functools.partial(_same, error))
+
+    def _put(self, make: Callable[[], Any]) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._ready) < _QUEUED)
+            if self._closed:
+                return False
+            self._ready.append(make())
+            self._changed.notify_all()
+            return True
+
+    def next(self) -> BlocksLike | None:
+        """Returns the next encoded batch, or None at the end.
+
+        Raises:
+            Exception: whatever reading or encoding raised.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._ready))
+            item = self._ready[0]
+            if item is _END:
+                return None
+            if not isinstance(item, Future):
+                raise item
+        blocks = item.result()  # outside the lock: the thread may queue the next batch meanwhile
+        with self._changed:
+            self._ready.popleft()
+            self._changed.notify_all()
+        return blocks
+
+    def take(self, rows: int) -> Iterator[Piece]:
+        """Yields the next `rows` rows, after dropping those that were to be skipped."""
+        while rows:
+            if self._rest is None:
+                blocks = self.next()
+                if blocks is None:
+                    raise self._reader.changed(self._number, f"{rows} rows are missing from")
+                self._rest = Piece(blocks, 0, blocks.numeric.shape[0])
+            if self._skip:
+                dropped = min(self._skip, len(self._rest))
+                _, self._rest = self._rest.cut(dropped)
+                self._skip -= dropped
+            piece, self._rest = self._rest.cut(min(rows, len(self._rest)))
+            rows -= len(piece)
+            if not len(self._rest):
+                self._rest = None
+            if len(piece):
+                yield piece
+
+    def expect_end(self) -> None:
+        """Raises UserError if there are more rows."""
+        if self._rest is not None or self.next() is not None:
+            raise self._reader.changed(self._number, "there are more than")
+
+    def close(self) -> None:
+        """Stops the thread; a read that is under way ends by itself."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()

@@ -1,0 +1,1 @@
+"""The rooms an adopter changes: `tabular.py` (the architectures) and `embedding.py`. Adopters: change."""

@@ -1,0 +1,267 @@
+"""One training run, told in order. Adopters: may change the order or add a step.
+
+Every part lives in a room of its own; this file only says what happens after what, and hands results on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+
+from trainer import callbacks, environment, export, logs, losses, outputs, parity, results
+from trainer import strategy as strategies
+from trainer.checkpoints import Checkpoints
+from trainer.config import Config
+from trainer.data import leaks
+from trainer.data.encode import Encoder
+from trainer.data.pipeline import Pipeline
+from trainer.data.source import Splits, open_splits
+from trainer.features import Features, fit
+from trainer.interruption import Interrupted, Interruption
+from trainer.lock import FolderLock
+from trainer.loop import Loop
+from trainer.models import tabular
+from trainer.optimizer import Optimizer
+from trainer.state import RunState, settings
+
+log = logging.getLogger("trainer")
+
+
+class Clock:
+    """Seconds by phase of the run, for metrics.json and the report."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time inside the block to a phase."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def figures(self) -> dict[str, float]:
+        """Returns the seconds by phase, and `total` since the clock was made."""
+        figures = {name: round(value, 3) for name, value in self.seconds.items()}
+        return {**figures, "total": round(time.perf_counter() - self._began, 3)}
+
+
+def train(config: Config, *, fresh: bool = False, debug: bool = False) -> dict[str, Any]:
+    """Trains, evaluates, exports, proves and reports, or goes on where an earlier start stopped.
+
+    Args:
+        config: The run's config.
+        fresh: Move what an earlier run left in the output folder aside and start over.
+        debug: Keras tells more of its tracebacks.
+
+    Returns:
+        The content of metrics.json.
+
+    Raises:
+        UserError: A mistake in config, data or folders; told before training where it can be known.
+        TrainingError: Training or the parity gate failed; nothing was exported.
+        Interrupted: SIGTERM came; a checkpoint was saved.
+    """
+    keras.config.disable_traceback_filtering() if debug else keras.config.enable_traceback_filtering()
+    paths = environment.paths(config)
+    folder = outputs.RunFolder(paths, config, fresh=fresh)
+    if folder.state == "finished" and folder.has_model():
+        log.info("%s: this run is finished; --fresh starts it over", paths.output)
+        metrics = folder.read_json("metrics.json")
+        results.show(config, metrics)
+        return metrics  # type: ignore[no-any-return]
+    environment.check_paths(paths)
+    with FolderLock(paths.output):
+        folder.claim()
+        try:
+            metrics = _train(config, paths, folder)
+        except Interrupted:
+            folder.status("interrupted")
+            raise
+        except BaseException as error:
+            folder.failed(error)
+            raise
+        folder.status("succeeded")
+    results.show(config, metrics)
+    log.info("model %s · report %s", paths.model, paths.file("report.html"))
+    return metrics
+
+
+def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) -> dict[str, Any]:
+    clock = Clock()
+    # The monitor is checked and the strategy made before any data is read: both can end the run at once.
+    callbacks.monitor_of(config)
+    strategy = strategies.create(config)
+    with ExitStack() as stack:
+        stop = stack.enter_context(Interruption())  # after the strategy, which would replace the handler
+
+        # 1. Data: open the splits, learn the statistics from train alone, fill the caches.
+        with clock.phase("features"):
+            splits = open_splits(config)
+            features = _features(config, splits, folder)
+        with clock.phase("encode"):
+            pipelines = _pipelines(config, splits, features, paths, strategy, folder)
+        stop.check("before training")
+
+        # 2. Model, optimizer and loop, all made in the strategy's scope.
+        train = pipelines["train"]
+        steps_per_epoch = config.training.steps_per_epoch or train.steps_per_epoch
+        total = strategies.total_steps(config, steps_per_epoch)
+        log.info(strategies.arithmetic(config, strategy, train.rows, steps_per_epoch))
+        with strategy.scope():
+            model = tabular.build(config, features.layout, features.label.outputs)
+            optimizer = Optimizer(config.training, total)
+            optimizer.build(model.trainable_variables)
+        log.info("model %s: %s weights", config.model.name, f"{model.count_params():,}")
+        progress = logs.progress()
+        loop = Loop(config, model, features, strategy, optimizer, progress=progress, stop=stop)
+
+        # 3. Where the weights come from: (a) the newest whole checkpoint of this run, (b) the seed.
+        checkpoints = Checkpoints(
+            paths.checkpoints,
+            model,
+            loop.optimizer,
+            keep=config.checkpoint.keep,
+            settings=settings(config),
+            features_fingerprint=features.fingerprint,
+        )
+        state = checkpoints.restore() or RunState()
+
+        # 4. Train, and go back to the epoch that did best on validation.
+        with clock.phase("train"):
+            state = _fit(config, paths, loop, pipelines, checkpoints, state, total)
+        best = state.best["epoch"] if checkpoints.load_best(state) and state.best else None
+        if best is not None and best != state.epoch:
+            log.info("using the weights of epoch %d, the best by %s", best, (state.best or {})["monitor"])
+
+        # 5. Final figures, from the weights that are exported.
+        with clock.phase("evaluate"):
+            figures = {
+                name: {**loop.evaluate(pipeline), "examples": pipeline.rows}
+                for name, pipeline in pipelines.items()
+            }
+
+        # 6. Export, and prove that the export predicts what training predicts, before anyone can see it.
+        build = lambda other: tabular.build(other, features.layout, features.label.outputs)  # noqa: E731
+        served = export.inference_copy(model, config, build)
+        predict = parity.training_path(Encoder(features, with_label=False), served, config.task)
+        gate_source = splits.validation or splits.test or splits.train
+        sample = leaks.head(gate_source, list(features.columns), config.export.parity_rows)
+        with clock.phase("export"):
+            key = export.signatures.key_type(splits.train.schema, config)
+            staged = export.stage(served, features, config, paths.model, key=key, examples=sample.slice(0, 3))
+        stack.callback(staged.discard)
+        with clock.phase("parity"):
+            gate = parity.run_gate(config, features, staged, sample, predict, paths.output)
+        export.publish(staged, paths.model)
+
+        # 7. The page that shows how good it is, and the figures for programs.
+        metrics = {
+            **figures,
+            "steps": state.step,
+            "epochs": state.epoch,
+            "best_epoch": best,
+            "examples_per_second": results.speed(loop, state),
+            "input_share": results.input_share(loop),
+            "seconds": {},
+        }
+        with clock.phase("report"):
+            made = results.outcome(config, features, splits, pipelines, loop, state, metrics, gate, predict)
+        metrics["seconds"] = clock.figures()
+        results.write_report(paths.file("report.html"), config, made)
+        folder.write_json("metrics.json", metrics)  # last: a program that waits for it finds all the rest
+    return metrics
+
+
+def _features(config: Config, splits: Splits, folder: outputs.RunFolder) -> Features:
+    """Returns the fitted features: those that an earlier start of this run learned, or new ones.
+
+    A restart must not learn them again: another order of a vocabulary would move the rows of the table.
+    """
+    known = folder.read_text("features.json") if folder.state == "started" else None
+    if known is not None:
+        features = Features.from_json(known)
+        log.info("features.json of the earlier start: fingerprint %s", features.fingerprint[:12])
+        return features
+    features = fit(config, splits.train.batches())
+    folder.write_text("features.json", features.to_json())
+    slots = ", ".join(f"{slot.name} {slot.rows:,}" for slot in features.layout.slots[:8])
+    log.info(
+        "features: %d numeric columns, %s rows of the table (%s%s), fingerprint %s",
+        features.layout.dense,
+        f"{features.layout.table_rows:,}",
+        slots,
+        ", ..." if len(features.layout.slots) > 8 else "",
+        features.fingerprint[:12],
+    )
+    return features
+
+
+def _pipelines(
+    config: Config,
+    splits: Splits,
+    features: Features,
+    paths: environment.Paths,
+    strategy: Any,
+    folder: outputs.RunFolder,
+) -> dict[str, Pipeline]:
+    """Makes the pipeline of each split and its first pass, which finds bad rows before training starts."""
+    strategies.check_batch(
+        config.training.batch_size, strategy.num_replicas_in_sync, config.training.accumulate
+    )
+    losses.class_weights(config, features)  # an unknown class name is found now
+    pipelines: dict[str, Pipeline] = {}
+    for source in splits.sources:
+        encoder = Encoder(features, weight_column=config.data.weight)
+        pipelines[source.name] = Pipeline(
+            source,
+            encoder,
+            batch_size=config.training.batch_size,
+            seed=config.seed,
+            shuffle=config.data.shuffle,
+            cache=config.data.cache,
+            cache_dir=config.data.cache_dir or environment.join(paths.output, "cache"),
+            fingerprint=f"{features.fingerprint} {source.name}",
+            shuffle_rows=config.data.shuffle_rows,
+            chunk_rows=config.data.chunk_rows,
+            reader_threads=config.data.reader_threads,
+            columns=encoder.columns,
+            rows=features.rows if source is splits.train else None,
+        )
+        pipelines[source.name].prepare()
+        log.info("%s: %s", source.name, source.counts())
+    leaks.warn(config, splits, features, sum(pipeline.rows for pipeline in pipelines.values()))
+    folder.write_json("data.json", results.data_summary(splits, pipelines))
+    return pipelines
+
+
+def _fit(
+    config: Config,
+    paths: environment.Paths,
+    loop: Loop,
+    pipelines: dict[str, Pipeline],
+    checkpoints: Checkpoints,
+    state: RunState,
+    total: int,
+) -> RunState:
+    validation = pipelines.get("validation")
+    monitor, mode = callbacks.monitor_of(config, has_validation=validation is not None)
+    standard = callbacks.standard(
+        config, logs=paths.logs, table=paths.file("epochs.csv"), monitor=monitor, mode=mode
+    )
+    progress = loop.progress
+    if hasattr(progress, "start"):
+        progress.start(total, step=state.step, epochs=config.training.epochs)
+    try:
+        return loop.fit(pipelines["train"], validation, standard, checkpoints, state)
+    finally:
+        if hasattr(progress, "close"):
+            progress.close()
