@@ -15,7 +15,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # Pythons that the locks were made for, best first.
 PYTHONS := 3.11 3.12 3.13 3.10
-# Tests that run on TensorFlow 2.17 too: all but those marked slow, or made for the default stack alone.
+# The newest prebuilt containers, for training and for predictions.
 TF217 := .venv-tf217
 SERVING := .venv-serving
 CODE := trainer tests scripts benchmarks setup.py
@@ -44,7 +44,7 @@ data: venv-run  ## make the rows of the example, data/flights/*.parquet
 	@$(PY) scripts/prepare_flights.py
 
 .PHONY: train
-train: data  ## train the example on this machine: make train [CONFIG=configs/mine.yaml] [ARGS="--epochs=1"]
+train: $(if $(filter configs/flights.yaml,$(CONFIG)),data,venv-run)  ## train the example on this machine: make train [CONFIG=configs/mine.yaml] [ARGS="--epochs=1"]
 	@$(PY) -m trainer train --config $(CONFIG) $(ARGS)
 
 .PHONY: test test-fast test-default test-tf217
@@ -82,6 +82,10 @@ format: venv-dev  ## rewrite the code in the project's style
 golden: venv-dev  ## write the expected text files of the tests anew: look at the diff
 	@UPDATE_GOLDEN=1 $(PY) -m pytest tests/golden $(ARGS)
 	@git status --short tests/golden
+
+.PHONY: readme
+readme: venv-dev  ## write the tables of README.md anew from the first lines of the files
+	@$(PY) scripts/readme.py
 
 .PHONY: bench
 bench: venv-dev data  ## every figure that the README names, measured here

@@ -115,7 +115,7 @@ def rig(task: str, precision: str = "float32") -> Rig:
     model = tabular.build(made, fitted.layout, fitted.label.outputs)
     random = np.random.default_rng(1)
     for weight in model.weights:
-        weight.assign(random.normal(scale=0.4, size=tuple(weight.shape)).astype(np.float32))
+        weight.assign(random.normal(scale=0.25, size=tuple(weight.shape)).astype(np.float32))
     copy = export.inference_copy(model, made, lambda c: tabular.build(c, fitted.layout, fitted.label.outputs))
     path = parity.training_path(Encoder(fitted, with_label=False), copy, task)
     return Rig(made, fitted, model, copy, path)

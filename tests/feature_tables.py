@@ -14,7 +14,23 @@ from trainer.features import Features
 INT64_MIN = -(2**63)
 FLOATS = [0.0, -0.0, 1.0, -1.5, 0.1, float("nan"), float("inf"), 17.25, None]
 EXTREMES = [3.4e38, -3.4e38, 1e39, 1e-30, 1e-45, float("-inf"), 1e9, 16_777_217.0]
-TEXTS = ["a", "b", "ü", "日本語", "a b", "", None, "unseen?", "x" * 8, "x" * 9, "y" * 40, "7", "7.0", "nan", "\x1f"]
+TEXTS = [
+    "a",
+    "b",
+    "ü",
+    "日本語",
+    "a b",
+    "",
+    None,
+    "unseen?",
+    "x" * 8,
+    "x" * 9,
+    "y" * 40,
+    "7",
+    "7.0",
+    "nan",
+    "\x1f",
+]
 INTEGERS = [0, 1, 2, 3, 7, -1, 2**40, -(2**62), 2**63 - 1, None]
 
 
@@ -42,7 +58,14 @@ ALL_KINDS: tuple[dict[str, Any], ...] = (
     {"kind": "numeric", "name": "whole", "column": "n"},
     {"kind": "categorical", "name": "word"},
     {"kind": "categorical", "name": "word_few", "column": "word", "max_size": 2, "oov_buckets": 5},
-    {"kind": "categorical", "name": "word_oov", "column": "word", "min_count": 3, "missing": "oov", "oov_buckets": 3},
+    {
+        "kind": "categorical",
+        "name": "word_oov",
+        "column": "word",
+        "min_count": 3,
+        "missing": "oov",
+        "oov_buckets": 3,
+    },
     {"kind": "categorical", "name": "number_word", "column": "n"},
     {"kind": "hashed", "name": "word_hash", "column": "word", "buckets": 11},
     {"kind": "hashed", "name": "number_hash", "column": "n", "buckets": 7},
@@ -73,10 +96,15 @@ def table(rows: int, seed: int, nasty: bool = True) -> pa.Table:
         return [values[place] for place in rng.integers(0, len(values), rows)]
 
     lengths = rng.integers(0, 6, rows)
-    tags = [None if rng.random() < 0.1 else [TEXTS[place] for place in rng.integers(0, len(TEXTS), n)] for n in lengths]
+    tags = [
+        None if rng.random() < 0.1 else [TEXTS[place] for place in rng.integers(0, len(TEXTS), n)]
+        for n in lengths
+    ]
     weights = [0.0, 0.5, 2.0, None, float("nan"), 1e-42, *([-1.0, float("inf")] if nasty else [])]
     tag_weights = [
-        None if row is None or rng.random() < 0.1 else [weights[place] for place in rng.integers(0, len(weights), len(row))]
+        None
+        if row is None or rng.random() < 0.1
+        else [weights[place] for place in rng.integers(0, len(weights), len(row))]
         for row in tags
     ]
     moments = rng.integers(-(10**15), 3 * 10**15, rows)
@@ -87,7 +115,8 @@ def table(rows: int, seed: int, nasty: bool = True) -> pa.Table:
     return pa.table(
         {
             "x": pa.array(
-                [value if rng.random() < 0.4 else float(rng.normal(5, 3)) for value in pick(floats)], pa.float64()
+                [value if rng.random() < 0.4 else float(rng.normal(5, 3)) for value in pick(floats)],
+                pa.float64(),
             ),
             "n": pa.array(pick(INTEGERS), pa.int64()),
             "word": pa.array(pick(TEXTS), pa.string()),
@@ -108,7 +137,9 @@ def request(features: Features, rows: pa.Table) -> dict[str, np.ndarray]:
         dtype = {"string": object, "float32": np.float32, "int64": np.int64, "bool": np.bool_}[raw.dtype]
         values = rows[raw.name].to_pylist()
         if raw.shape == ():
-            flat = [raw.default if value is None else _text(value, place) for place, value in enumerate(values)]
+            flat = [
+                raw.default if value is None else _text(value, place) for place, value in enumerate(values)
+            ]
             with np.errstate(over="ignore"):
                 arrays[raw.name] = np.array(flat, dtype)
             continue

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from trainer import strategy as strategies
 from trainer.config import Config
 from trainer.features import Layout, Slot
 from trainer.loop import Loop
 from trainer.models.tabular import build
 from trainer.optimizer import Optimizer
-from trainer.strategy import total_steps
 
 NUMERIC, VALUES = 4, (7, 11)
 
@@ -118,7 +118,7 @@ class ArrayPipeline:
 
 
 def mirrored() -> tf.distribute.Strategy:
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return strategies.mirrored(("CPU:0", "CPU:1"))
 
 
 def one_device() -> tf.distribute.Strategy:
@@ -144,7 +144,7 @@ def make_loop(
         model = build(settings, fitted.layout, outputs)
         model = wrap(model) if wrap else model
         steps = settings.training.steps_per_epoch or -(-rows // settings.training.batch_size)
-        optimizer = Optimizer(settings.training, total_steps(settings, steps))
+        optimizer = Optimizer(settings.training, strategies.total_steps(settings, steps))
         optimizer.build(model.trainable_variables)
     return Loop(settings, model, fitted, strategy, optimizer, **options)
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_parts import config
+from loop_parts import config, mirrored
 
 from trainer import checkpoints as module
 from trainer.checkpoints import Checkpoints, NotFiniteError
@@ -278,7 +278,7 @@ def test_an_object_store_works_alike() -> None:
 
 
 def test_a_mirrored_model_comes_back_on_every_replica(tmp_path: Path) -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored()
     with strategy.scope():
         model, optimizer = parts()
     save_steps(store(tmp_path, model, optimizer), model, 3)

@@ -146,7 +146,7 @@ class Slow(ArrayPipeline):
             yield batch
 
 class Told:
-    def update(self, *, step, **figures):
+    def update(self, step, **figures):
         print(step, flush=True)
 
 with Interruption() as stop:
@@ -154,7 +154,8 @@ with Interruption() as stop:
     kept = Checkpoints(folder, loop.model, loop.optimizer)
     state = kept.restore()
     print("restored", state.step if state else None, flush=True)
-    made = callbacks.standard(settings, logs="", table=folder + "/history.csv", monitor="val_loss", mode="min")
+    table = folder + "/history.csv"
+    made = callbacks.standard(settings, logs="", table=table, monitor="val_loss", mode="min")
     try:
         end = loop.fit(Slow(arrays(500), 32), ArrayPipeline(arrays(100, 1), 32), made, kept, state)
     except UserError as error:

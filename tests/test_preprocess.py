@@ -33,7 +33,9 @@ def check(features: Features, rows: pa.Table, served: dict[str, tf.Tensor]) -> N
     numeric, categorical = served["numeric"].numpy(), served["categorical"].numpy()
     assert np.isfinite(numeric).all()
     for column, name in enumerate(layout.numeric):
-        np.testing.assert_allclose(numeric[:, column], blocks.numeric[:, column], rtol=1e-6, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            numeric[:, column], blocks.numeric[:, column], rtol=1e-6, atol=1e-6, err_msg=name
+        )
     for slot in layout.slots:
         mine = slice(slot.start, slot.start + slot.width)
         np.testing.assert_array_equal(categorical[:, mine], blocks.categorical[:, mine], err_msg=slot.name)
@@ -52,7 +54,9 @@ class Exported(tf.Module):
 
 @pytest.fixture(scope="module")
 def fitted() -> Features:
-    return fit(tables.config(*tables.ALL_KINDS), tables.table(300, seed=1, nasty=False).to_batches(max_chunksize=64))
+    return fit(
+        tables.config(*tables.ALL_KINDS), tables.table(300, seed=1, nasty=False).to_batches(max_chunksize=64)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +106,17 @@ def test_columns_that_are_left_out_count_as_missing(fitted: Features, loaded: tf
 
 
 def test_numbers_of_other_types_and_of_shape_rows_by_one_are_taken() -> None:
-    features = fit(tables.config({"kind": "numeric", "name": "x"}), [pa.record_batch({"x": [1.0, 2.0], "y": [0, 1]})])
+    features = fit(
+        tables.config({"kind": "numeric", "name": "x"}), [pa.record_batch({"x": [1.0, 2.0], "y": [0, 1]})]
+    )
     plain = Preprocess(features)({"x": tf.constant([2.0, 3.0])})["numeric"].numpy()
     assert np.array_equal(Preprocess(features)({"x": tf.constant([[2], [3]])})["numeric"].numpy(), plain)
 
 
 def test_unknown_raw_input_is_named_with_the_nearest(fitted: Features) -> None:
-    with pytest.raises(UserError, match=r"raw input 'wort' is no source column of a feature; did you mean 'word'"):
+    with pytest.raises(
+        UserError, match=r"raw input 'wort' is no source column of a feature; did you mean 'word'"
+    ):
         Preprocess(fitted)({"wort": tf.constant(["a"])})
     with pytest.raises(UserError, match="raw inputs are empty"):
         Preprocess(fitted)({})
@@ -172,7 +180,9 @@ def test_datetime_parts_are_what_the_calendar_says() -> None:
     moments = [datetime.datetime(2024, 2, 29, 18), datetime.datetime(2023, 12, 31)]
     rows = pa.table({"at": pa.array(moments, pa.timestamp("us")), "y": [0, 1]})
     parts = ["hour", "weekday", "day", "month", "dayofyear"]
-    features = fit(tables.config({"kind": "datetime", "name": "at", "parts": parts, "age": True}), rows.to_batches())
+    features = fit(
+        tables.config({"kind": "datetime", "name": "at", "parts": parts, "age": True}), rows.to_batches()
+    )
     turns = [
         (18 / 24, 0.0),
         (3 / 7, 6 / 7),  # a Thursday, a Sunday

@@ -19,6 +19,7 @@ import tensorflow as tf
 from trainer import metrics, storage
 from trainer.config import Config
 from trainer.errors import UserError, nearest
+from trainer.reporting import Reporter
 
 
 def monitor_of(config: Config, *, has_validation: bool = True, classes: int = 4) -> tuple[str, str]:
@@ -223,6 +224,39 @@ class EpochTable(keras.callbacks.Callback):
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from `get_state`."""
         self._rows = list(state["rows"])
+
+
+class Objective(keras.callbacks.Callback):
+    """Reports the objective of a tuning study after each epoch, as far as this process is a trial's chief.
+
+    A restarted trial reports what it had reported again: its new process begins with an empty file.
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+        self._reported: list[tuple[dict[str, float], int]] = []
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Starts an empty history."""
+        self._reported = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Reports the epoch."""
+        step = int(self.model.optimizer.iterations)
+        figures = {name: float(value) for name, value in (logs or {}).items()}
+        self._reporter.report(figures, step)
+        self._reported.append((figures, step))
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what was reported."""
+        return {"reported": [[figures, step] for figures, step in self._reported]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Reports it again."""
+        self._reported = [(figures, step) for figures, step in state["reported"]]
+        for figures, step in self._reported:
+            self._reporter.report(figures, step)
 
 
 def _keyed(callbacks: Iterable[Any]) -> Sequence[tuple[str, Any]]:

@@ -151,7 +151,7 @@ def confusion(matrix: Sequence[Sequence[float]], classes: Sequence[str], note: s
 def bars(title: str, values: Mapping[str, float], unit: str = "", errors: Sequence[float] = ()) -> str:
     """Draws one horizontal bar a name, in the given order from the top."""
     names = list(values)
-    with _axes(title, height=max(1.2, 0.6 + 0.24 * len(names))) as (figure, axes):
+    with _axes(title, width=10.0, height=max(1.2, 0.6 + 0.24 * len(names))) as (figure, axes):
         axes.barh(names[::-1], [values[name] for name in names[::-1]], color=COLORS[0], height=0.65,
                   xerr=list(errors)[::-1] or None, ecolor=MUTED)  # fmt: skip
         axes.grid(axis="y", visible=False)

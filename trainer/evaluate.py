@@ -4,7 +4,7 @@
     python -m trainer evaluate --model runs/x/model --split test
 
 Needs the SavedModel alone. The figures are those of the run's metrics.json: same metrics, same weights; the
-loss is computed from the served probabilities. They are printed as JSON, and written with --output.
+loss is computed from the served probabilities, so that of one row ends at 17 or 85. They are printed as JSON, and written with --output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from trainer.predict import add_common, config_of, load
 from trainer.serving import Served
 
 log = logging.getLogger("trainer")
-_SMALLEST = 1e-7  # probabilities this near to 0 or 1 count as this: float32 holds no finer ones near 1
+# Served probabilities are float32, which ends at 1e-38 near 0 and in steps of 6e-8 near 1.
+_SMALLEST, _LARGEST = 1e-37, 1 - 2**-25
 
 
 def parser() -> argparse.ArgumentParser:
@@ -143,6 +144,6 @@ def _logits(values: np.ndarray, task: str) -> np.ndarray:
     """Returns float32 logits [rows, outputs] whose predictions are `values`."""
     if task == "regression":
         return values[:, np.newaxis]
-    inside = np.clip(values.astype(np.float64), _SMALLEST, 1 - _SMALLEST)
+    inside = np.clip(values.astype(np.float64), _SMALLEST, _LARGEST)
     logits = np.log(inside) if task == "multiclass" else np.log(inside) - np.log1p(-inside)
     return (logits if logits.ndim == 2 else logits[:, np.newaxis]).astype(np.float32)

@@ -3,7 +3,7 @@
 Every metric keeps weighted sums over rows, so rows of weight 0 (padding) count nothing and the number of
 replicas, of workers or the size of the batches is no setting. The sums are kept in variables that TensorFlow
 itself adds up over replicas and workers when `result` reads them; with several workers all of them must
-therefore call `result`. To add a metric, add a line to `make` and one to `_DIRECTIONS`.
+therefore call `result`. To add a metric, add a line to `make` and its name to `metric_names.py`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-_BINS = 16_384
-_LARGEST_LOGIT = 18.0  # beyond it float32 probabilities are 1 or differ from it in the last bits alone
-_EMPTY = float("nan")
+from trainer.metric_names import direction, names
 
-_DIRECTIONS = {
-    "loss": "min",
-    "auc": "max",
-    "pr_auc": "max",
-    "accuracy": "max",
-    "precision": "max",
-    "recall": "max",
-    "brier": "min",
-    "top_3_accuracy": "max",
-    "macro_f1": "max",
-    "rmse": "min",
-    "mae": "min",
-    "r2": "max",
-}
-_PREFIXES = ("train_", "val_", "validation_", "test_")
+__all__ = ["direction", "make", "names"]
+
+_BINS = 65_536
+_LOGITS = (-30.0, 18.0)  # float32 has no probability between 1 and the one with the logit 16.6
+_EMPTY = float("nan")
 
 
 def make(task: str, classes: Sequence[str] = ()) -> dict[str, keras.metrics.Metric]:
@@ -76,26 +64,6 @@ def make(task: str, classes: Sequence[str] = ()) -> dict[str, keras.metrics.Metr
     else:
         raise ValueError(f"unknown task {task!r}")
     return {metric.name: metric for metric in made}
-
-
-def names(task: str, classes: int) -> tuple[str, ...]:
-    """Returns the names that `make` gives a task with that many classes, without making variables."""
-    return {
-        "binary": ("auc", "pr_auc", "accuracy", "precision", "recall", "brier"),
-        "multiclass": ("accuracy", "macro_f1", *(("top_3_accuracy",) if classes > 3 else ())),
-        "regression": ("rmse", "mae", "r2"),
-        "multilabel": ("auc", "accuracy"),
-    }[task]
-
-
-def direction(name: str) -> str | None:
-    """Returns "max" or "min", whichever is better for the metric `name`; None for an unknown metric.
-
-    A prefix that names the split (val_, train_, test_) is allowed.
-    """
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return _DIRECTIONS.get(name)
 
 
 # --- the metrics ------------------------------------------------------------------------------------
@@ -168,7 +136,8 @@ class AUC(Streaming):
     The bins are equally wide in the *logit* of the probability: they stay fine where a rare class puts all of
     its scores (near 0), where equal steps of the probability would put all rows into a few bins. Rows in one
     bin count as ties, whose order the area takes as half right (the rank-sum formula of Mann and Whitney);
-    with 16,384 bins of 0.002 that agrees with the exact figure to about 1e-6.
+    with 65,536 bins of 0.0007 the area agrees with the exact one to about 1e-6, average precision to 1e-4 (it
+    comes out 1e-3 low where a model gives nearly the same probability to all rows).
 
     Args:
         name: Name of the metric.
@@ -189,8 +158,8 @@ class AUC(Streaming):
         """Adds rows: labels and probabilities, both [B] or [B, labels], weights [B] (default 1)."""
         scores = tf.reshape(tf.cast(predictions, tf.float32), [-1, self._labels])
         truth = tf.reshape(tf.cast(labels, tf.float32), [-1, self._labels])
-        logit = tf.math.log(tf.maximum(scores, 1e-30)) - tf.math.log1p(-tf.minimum(scores, 1.0 - 2.0**-24))
-        place = (logit / _LARGEST_LOGIT + 1.0) * (0.5 * self._bins)
+        logit = tf.math.log(tf.maximum(scores, 1e-30)) - tf.math.log(tf.maximum(1.0 - scores, 2.0**-25))
+        place = (logit - _LOGITS[0]) * (self._bins / (_LOGITS[1] - _LOGITS[0]))
         place = tf.cast(tf.clip_by_value(place, 0.0, self._bins - 1.0), tf.int32)
         place += tf.range(self._labels) * self._bins
         for variable, values in ((self._positives, truth), (self._negatives, 1.0 - truth)):

@@ -126,8 +126,8 @@ class Optimizer(tf.Module):
     Args:
         training: The `training` section of the config.
         total_steps: Steps of the whole run, for the schedule.
-        static_shapes: Whether the step will be compiled by XLA; default: when `jit_compile` is "true" or the
-            strategy is for TPUs.
+        static_shapes: Whether `apply` will be compiled by XLA, which can't have shapes that depend on the
+            batch; default: with a strategy for TPUs. (The loop compiles only the gradients elsewhere.)
 
     Raises:
         UserError: Settings that contradict each other.
@@ -139,8 +139,7 @@ class Optimizer(tf.Module):
         self._config = training
         self._total_steps = total_steps
         if static_shapes is None:
-            on_tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
-            static_shapes = on_tpu or training.jit_compile == "true"
+            static_shapes = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
         self._static = static_shapes
         self._scales_loss = training.mixed_precision == "mixed_float16"
         self._variables: list[tf.Variable] = []
@@ -267,9 +266,19 @@ class Optimizer(tf.Module):
         # One call for all dense gradients: they are packed into few messages.
         dense_sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, dense) if dense else [])
         return [
-            _gather_slices(context, g) if isinstance(g, tf.IndexedSlices) else next(dense_sums)
+            self._sum_slices(context, g) if isinstance(g, tf.IndexedSlices) else next(dense_sums)
             for g in gradients
         ]
+
+    def _sum_slices(
+        self, context: tf.distribute.ReplicaContext, gradient: tf.IndexedSlices
+    ) -> tf.IndexedSlices:
+        """The sum of sparse gradients over replicas: their rows one behind the other."""
+        if not self._static:
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
+        # The same rows, by a way that XLA takes: every replica has as many.
+        indices = context.all_gather(gradient.indices, 0)
+        return tf.IndexedSlices(context.all_gather(gradient.values, 0), indices, gradient.dense_shape)
 
     def _step_numbers(self) -> dict[str, tf.Tensor]:
         """Numbers that all updates of this step share."""
@@ -337,9 +346,8 @@ class Optimizer(tf.Module):
             step = tf.where(finite, step, tf.zeros_like(step))
             after = [tf.where(finite, new, old) for new, old in zip(after, before, strict=True)]
         old_rows = tf.gather(table, rows)
-        for slot, value in zip(slots, after, strict=True):
-            _write_rows(slot, rows, value)
-        _write_rows(table, rows, old_rows - step)
+        for target, value in zip((*slots, table), (*after, old_rows - step), strict=True):
+            target.scatter_update(tf.IndexedSlices(value, rows))
 
     def _formula(
         self, gradient: tf.Tensor, state: list[tf.Tensor], numbers: dict[str, tf.Tensor]
@@ -384,15 +392,6 @@ def _check(training: TrainingConfig) -> None:
             f"training.momentum: got {training.momentum:g} with optimizer {training.optimizer!r}, "
             "which has none; did you mean optimizer 'sgd'?"
         )
-
-
-def _gather_slices(context: tf.distribute.ReplicaContext, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The sum of sparse gradients over replicas: their rows one behind the other."""
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
-
-
-def _write_rows(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
-    variable.scatter_update(tf.IndexedSlices(values, rows))
 
 
 def _scalar(value: float, dtype: tf.DType, name: str) -> tf.Variable:

@@ -107,7 +107,7 @@ class RunFolder:
         try:
             old = yaml.safe_load(storage.read_text(path))
         except yaml.YAMLError as error:
-            raise UserError(f"{path}: can't be read ({error}); --fresh moves this run aside") from error
+            raise UserError(f"{path}: is no YAML any more; --fresh moves this run aside") from error
         changed = differing_keys(old if isinstance(old, dict) else {}, self._config.model_dump(mode="json"))
         if changed:
             shown = "; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")

@@ -74,7 +74,9 @@ def _text(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, (float, np.floating)):
         number = float(value)
-        if number == 0 or 1e-3 <= abs(number) < 1000:
+        if number == 0:
+            return "0"
+        if 1e-3 <= abs(number) < 1000:
             return f"{number:.4f}"
         return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.2e}"
     return html.escape(str(value))
@@ -232,10 +234,12 @@ def _importance_section(outcome: Outcome) -> str:
     if not outcome.importance:
         return ""
     ranked = sorted(outcome.importance.items(), key=lambda item: -item[1][0])[:25]
+    metric = _NICE.get(outcome.importance_metric, outcome.importance_metric)
+    change = "Rise" if outcome.importance_metric == "loss" else "Fall"
     chart = charts.bars(
-        f"Rise of {_NICE.get(outcome.importance_metric, outcome.importance_metric)} without the column",
+        f"{change} of {metric} when the column is shuffled",
         {name: mean for name, (mean, _) in ranked},
-        f"{outcome.importance_metric}: shuffled minus as it is",
+        f"{change.lower()} of {metric}",
         [deviation for _, (_, deviation) in ranked],
     )
     note = (

@@ -27,6 +27,7 @@ from trainer.lock import FolderLock
 from trainer.loop import Loop
 from trainer.models import tabular
 from trainer.optimizer import Optimizer
+from trainer.reporting import Reporter
 from trainer.state import RunState, settings
 
 log = logging.getLogger("trainer")
@@ -98,7 +99,9 @@ def train(config: Config, *, fresh: bool = False, debug: bool = False) -> dict[s
 def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) -> dict[str, Any]:
     clock = Clock()
     # The monitor is checked and the strategy made before any data is read: both can end the run at once.
-    callbacks.monitor_of(config)
+    monitor, _ = callbacks.monitor_of(config)
+    me = environment.service()
+    reporter = Reporter(config.training.objective or monitor, me)
     strategy = strategies.create(config)
     with ExitStack() as stack:
         stop = stack.enter_context(Interruption())  # after the strategy, which would replace the handler
@@ -121,7 +124,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
             optimizer = Optimizer(config.training, total)
             optimizer.build(model.trainable_variables)
         log.info("model %s: %s weights", config.model.name, f"{model.count_params():,}")
-        progress = logs.progress()
+        progress = logs.progress(me.is_chief)
         loop = Loop(config, model, features, strategy, optimizer, progress=progress, stop=stop)
 
         # 3. Where the weights come from: (a) the newest whole checkpoint of this run, (b) the seed.
@@ -137,7 +140,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
 
         # 4. Train, and go back to the epoch that did best on validation.
         with clock.phase("train"):
-            state = _fit(config, paths, loop, pipelines, checkpoints, state, total)
+            state = _fit(config, paths, loop, pipelines, checkpoints, state, total, reporter)
         best = state.best["epoch"] if checkpoints.load_best(state) and state.best else None
         if best is not None and best != state.epoch:
             log.info("using the weights of epoch %d, the best by %s", best, (state.best or {})["monitor"])
@@ -148,6 +151,11 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
                 name: {**loop.evaluate(pipeline), "examples": pipeline.rows}
                 for name, pipeline in pipelines.items()
             }
+
+        # The study judges the trial by the model that it gets: the last report is of that one.
+        if "validation" in figures:
+            final = {f"val_{name}": value for name, value in figures["validation"].items()}
+            reporter.report({**final, "loss": figures["train"]["loss"]}, state.step)
 
         # 6. Export, and prove that the export predicts what training predicts, before anyone can see it.
         build = lambda other: tabular.build(other, features.layout, features.label.outputs)  # noqa: E731
@@ -251,6 +259,7 @@ def _fit(
     checkpoints: Checkpoints,
     state: RunState,
     total: int,
+    reporter: Reporter,
 ) -> RunState:
     validation = pipelines.get("validation")
     monitor, mode = callbacks.monitor_of(config, has_validation=validation is not None)
@@ -261,7 +270,8 @@ def _fit(
     if hasattr(progress, "start"):
         progress.start(total, step=state.step, epochs=config.training.epochs)
     try:
-        return loop.fit(pipelines["train"], validation, standard, checkpoints, state)
+        hooks = [*standard, callbacks.Objective(reporter)]
+        return loop.fit(pipelines["train"], validation, hooks, checkpoints, state)
     finally:
         if hasattr(progress, "close"):
             progress.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,10 @@ class Steps:
         self._has_class_weights = bool(config.training.class_weights)
         self._parts = config.training.accumulate
         self._replicas = strategy.num_replicas_in_sync
+        self._now: Callable[[], tf.Tensor] = tf.timestamp
+        if config.strategy.deterministic and tf.config.list_logical_devices("GPU"):
+            # TensorFlow refuses its own clock when it is asked for the same bits in each run.
+            self._now = lambda: tf.py_function(time.perf_counter, [], tf.float64)
         self._own_step = overrides(model, "train_step")
         self._own_loss = overrides(model, "compute_loss")
         if self._own_step and self._parts > 1:
@@ -127,11 +132,11 @@ class Steps:
             done: tf.Tensor, loss: tf.Tensor, totals: tf.Tensor, waited: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
             with tf.control_dependencies([loss, totals]):
-                begin = tf.timestamp()
+                begin = self._now()
             with tf.control_dependencies([begin]):
                 batch = next(iterator)
             with tf.control_dependencies(self._leaves(batch)):
-                waited += tf.timestamp() - begin
+                waited += self._now() - begin
             shares, counts = self._strategy.run(self._train_replica, args=(batch,))
             loss = self._strategy.reduce(tf.distribute.ReduceOp.SUM, shares, axis=None)
             rows = tf.cast(self._strategy.experimental_local_results(counts)[0], tf.float64)

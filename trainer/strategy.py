@@ -6,6 +6,7 @@ touched a device, and making a strategy touches them all. So `create` is the fir
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Mapping, MutableMapping
@@ -221,16 +222,27 @@ def _seed(config: Config) -> None:
     import keras  # not above: Keras must find the devices as the lines before have set them
 
     keras.utils.set_random_seed(config.seed)
-    if config.strategy.deterministic:
+    # Physical devices: listing logical ones would start TensorFlow, too early for several workers.
+    if config.strategy.deterministic and tf.config.list_physical_devices("GPU"):
+        # Kernels of the CPU give the same bits as they are; asking for it there only forbids some of them.
         tf.config.experimental.enable_op_determinism()
+
+
+@functools.cache
+def mirrored(devices: tuple[str, ...]) -> tf.distribute.MirroredStrategy:
+    """Returns this process's MirroredStrategy over some devices: always the same object.
+
+    Each strategy numbers its messages between replicas from 100 on, and TensorFlow knows them by number
+    alone: a second strategy in the process would have its sums mixed up with those of the first.
+    """
+    return tf.distribute.MirroredStrategy(list(devices))
 
 
 def _make(name: str, config: Config, environ: MutableMapping[str, str]) -> tf.distribute.Strategy:
     gpus = tf.config.list_logical_devices("GPU") if name in ("one_device", "mirrored") else []
     if name == "mirrored":
-        if gpus:
-            return tf.distribute.MirroredStrategy([f"GPU:{i}" for i in range(len(gpus))])
-        return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(config.strategy.cpu_replicas)])
+        kind, count = ("GPU", len(gpus)) if gpus else ("CPU", config.strategy.cpu_replicas)
+        return mirrored(tuple(f"{kind}:{i}" for i in range(count)))
     if name == "multi_worker_mirrored":
         _check_cluster(environ)
         return tf.distribute.MultiWorkerMirroredStrategy()

@@ -2,7 +2,7 @@
 
 Rules, the same for every file format:
 
-- number: integers, floats, decimals, booleans (0/1), and text that is a number with or without blanks around it;
+- number: integers, floats, decimals, booleans (0/1), and text that is a number, blanks around it or not;
 - integer: integers, whole floats, and text that is an integer; large ones are never rounded;
 - text: any scalar in its text form: an integer in decimals, a whole float without a fraction (7.0 is "7"),
   a boolean as true/false, a date or time in ISO 8601. So 7, 7.0 and "7" are the same value;
@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from trainer.data.times import parse_time
 
 NUMBER = pa.float64()
 INTEGER = pa.int64()
@@ -108,7 +110,12 @@ def convert(array: pa.Array, wanted: pa.DataType, missing: Iterable[str] = ("",)
         return _unmarked(_to_text(array), missing)
     if _is_text(kind):
         array, bad = _utf8(array)
-        parser = {NUMBER: _parse_numbers, INTEGER: _parse_integers, BOOLEAN: _parse_booleans, TIME: _parse_times}
+        parser = {
+            NUMBER: _parse_numbers,
+            INTEGER: _parse_integers,
+            BOOLEAN: _parse_booleans,
+            TIME: _parse_times,
+        }
         done = parser[wanted](array, missing)
         return Converted(done.values, _either(bad, done.bad))
     if wanted == NUMBER and _is_numeric(kind):
@@ -304,47 +311,6 @@ def _parse_booleans(array: pa.Array, missing: frozenset[str]) -> Converted:
 # --- times ------------------------------------------------------------------------------------------
 
 
-def parse_time(text: str) -> datetime.datetime:
-    """Parses ISO 8601 (also "2024-05", "20240501", and " UTC" at the end, as BigQuery exports it) into UTC.
-
-    Raises:
-        ValueError: the text is no date or time.
-    """
-    value = text.strip()
-    if value.endswith((" UTC", " utc")):
-        value = value[:-4] + "+00:00"
-    elif value.endswith(("Z", "z")):
-        value = value[:-1] + "+00:00"
-    if len(value) == 4 and value.isdigit():
-        value += "-01-01"
-    elif len(value) == 7 and value[4] == "-":
-        value += "-01"
-    elif len(value) == 8 and value.isdigit():
-        value = f"{value[:4]}-{value[4:6]}-{value[6:]}"
-    if len(value) > 11:
-        value = _fraction(value)
-    moment = datetime.datetime.fromisoformat(value)
-    if moment.tzinfo is None:
-        return moment.replace(tzinfo=datetime.timezone.utc)
-    return moment.astimezone(datetime.timezone.utc)
-
-
-def _fraction(value: str) -> str:
-    """Cuts or pads the fraction of a second to 6 digits and completes the zone, as Python 3.10 wants them."""
-    day, time = value[:11], value[11:]
-    zone_at = max(time.find("+"), time.find("-"))
-    clock, zone = (time, "") if zone_at < 0 else (time[:zone_at], time[zone_at:])
-    clock = clock.rstrip()
-    whole, point, fraction = clock.partition(".")
-    if point:
-        clock = f"{whole}.{fraction[:6]:0<6}"
-    if len(zone) == 3:
-        zone += ":00"
-    elif len(zone) == 5 and ":" not in zone:
-        zone = f"{zone[:3]}:{zone[3:]}"
-    return day + clock + zone
-
-
 def _parse_times(array: pa.Array, missing: frozenset[str]) -> Converted:
     # Text with and without a zone needs two casts in Arrow; most columns hold one of the two.
     for kind in (pa.timestamp("us"), TIME):
@@ -409,7 +375,9 @@ def _plain_text(values: pa.Array) -> pa.Array:
         return pc.if_else(pc.is_nan(numbers), pa.scalar(None, pa.string()), text)
     if pa.types.is_decimal(kind):
         texts = (None if v is None else f"{v:f}" for v in values.to_pylist())
-        return pa.array([t if t is None or "." not in t else t.rstrip("0").rstrip(".") for t in texts], pa.string())
+        return pa.array(
+            [t if t is None or "." not in t else t.rstrip("0").rstrip(".") for t in texts], pa.string()
+        )
     if pa.types.is_timestamp(kind):
         return pa.array([None if v is None else _iso(v) for v in to_time(values).to_pylist()], pa.string())
     try:
@@ -463,6 +431,9 @@ def _json_list(wanted: pa.DataType) -> Callable[[str], list[Any]]:
             raise ValueError(text)
         if wanted == NUMBER_LIST:
             return [None if entry is None else float(entry) for entry in value]
-        return [None if entry is None else entry if isinstance(entry, str) else json.dumps(entry) for entry in value]
+        return [
+            None if entry is None else entry if isinstance(entry, str) else json.dumps(entry)
+            for entry in value
+        ]
 
     return parse

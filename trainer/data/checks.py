@@ -1,16 +1,15 @@
-"""Checks of the rows themselves: broken records, weights, labels, leaks between splits. Adopters: leave."""
+"""Checks of rows: broken records, weights, leaks of the label and between splits. Adopters: leave."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.config import Config
 from trainer.data import cast
 from trainer.errors import UserError, nearest
 
@@ -63,7 +62,8 @@ class BadRecords:
             _LOG.warning("skipped a record: %s", message())
         if count > self._limit:
             raise UserError(
-                f"more than {self._limit} records can't be read (data.max_bad_records); the last one: {message()}"
+                f"more than {self._limit} records can't be read (data.max_bad_records); "
+                f"the last one: {message()}"
             )
 
 
@@ -94,66 +94,9 @@ def check_weights(values: np.ndarray, column: str, where: str) -> None:
     if bad.any():
         first = int(np.flatnonzero(bad)[0])
         raise UserError(
-            f"{where}: weight column {column!r} has {int(bad.sum())} value(s) that are missing, negative or not "
-            f"finite; the first is {values[first]} in row {first + 1} of them; expected a number >= 0"
+            f"{where}: weight column {column!r} has {int(bad.sum())} value(s) that are missing, negative "
+            f"or not finite; the first is {values[first]} in row {first + 1} of them; expected a number >= 0"
         )
-
-
-# --- labels -----------------------------------------------------------------------------------------
-
-
-def check_classes(counts: Mapping[str, int], column: str, task: str) -> None:
-    """Checks the classes of the train split.
-
-    Args:
-        counts: class name -> number of train rows.
-        column: name of the label column.
-        task: "binary" or "multiclass".
-
-    Raises:
-        UserError: no label at all, one class only, or more than two for task binary.
-    """
-    if not counts:
-        raise UserError(f"label column {column!r}: no train row has a label")
-    if len(counts) == 1:
-        raise UserError(f"label column {column!r}: all train rows are of the one class {next(iter(counts))!r}")
-    if task == "binary" and len(counts) > 2:
-        shown = ", ".join(map(repr, sorted(counts)[:6]))
-        raise UserError(
-            f"label column {column!r}: task binary needs 2 classes, got {len(counts)} ({shown}"
-            f"{', ...' if len(counts) > 6 else ''}); use task multiclass or regression"
-        )
-
-
-def unknown_classes(counts: Mapping[str, int], classes: Sequence[str], column: str, where: str) -> UserError:
-    """Returns the error for labels that are not among the classes.
-
-    Args:
-        counts: unknown label -> number of rows.
-        classes: the known classes.
-        column: name of the label column.
-        where: name of the split or file.
-    """
-    worst = max(counts, key=lambda name: (counts[name], name))
-    return UserError(
-        f"{where}: label column {column!r} has {sum(counts.values())} row(s) of unknown classes, such as "
-        f"{worst!r} ({counts[worst]} rows); expected one of {', '.join(map(repr, list(classes)[:8]))}"
-        f"{nearest(worst, classes)}"
-    )
-
-
-def check_target(low: float, high: float, count: int, column: str) -> None:
-    """Checks a regression label of the train split by its smallest and largest value.
-
-    Raises:
-        UserError: no row has a label, or a label is infinite. A constant label is a warning.
-    """
-    if count == 0:
-        raise UserError(f"label column {column!r}: no train row has a label")
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise UserError(f"label column {column!r}: holds values that are not finite")
-    if low == high:
-        _LOG.warning("label column %r is %g in all train rows: there is nothing to learn", column, low)
 
 
 # --- leaks ------------------------------------------------------------------------------------------
@@ -264,13 +207,7 @@ class Overlap:
     Keeps 8 bytes for each distinct key or row, so millions of them fit in memory.
     """
 
-    def __init__(self, what: str) -> None:
-        """Creates the check.
-
-        Args:
-            what: what messages call an entry, such as "key column 'id'" or "row".
-        """
-        self._what = what
+    def __init__(self) -> None:
         self._hashes: dict[str, list[np.ndarray]] = {}
 
     def add(self, split: str, batch: pa.RecordBatch) -> None:
@@ -287,20 +224,6 @@ class Overlap:
                 common = len(np.intersect1d(distinct[first], distinct[second], assume_unique=True))
                 if common:
                     pairs[first, second] = common
-        return pairs
-
-    def warn(self) -> dict[tuple[str, str], int]:
-        """Logs a warning for each pair of splits that share entries; returns the pairs."""
-        pairs = self.found()
-        for (first, second), count in pairs.items():
-            _LOG.warning(
-                "%d %s(s) are in both %s and %s: figures of %s will look better than they are",
-                count,
-                self._what,
-                first,
-                second,
-                second,
-            )
         return pairs
 
 
@@ -320,32 +243,10 @@ def row_hashes(batch: pa.RecordBatch) -> np.ndarray:
         if pa.types.is_list(column.type):
             column = pa.array([None if v is None else repr(v) for v in column.to_pylist()], pa.string())
         encoded = cast.text_form(column)
-        texts = [("" if text is None else text).encode() for text in encoded.dictionary.to_pylist()]
+        texts = [text or b"" for text in encoded.dictionary.cast(pa.binary()).to_pylist()]
         hashes = hash_bits([*texts, b""], "")
         values = hashes[pc.fill_null(encoded.indices, len(texts)).to_numpy(zero_copy_only=False)]
         with np.errstate(over="ignore"):  # multiplication modulo 2^64 is meant
             mixed = (mixed ^ values) * np.uint64(0x9E3779B97F4A7C15)
             mixed ^= mixed >> np.uint64(29)
     return mixed
-
-
-def check_leaks(config: Config, samples: Mapping[str, pa.Table], keys: Mapping[str, Iterable[pa.RecordBatch]]) -> None:
-    """Warns about keys and rows that are in more than one split.
-
-    Args:
-        config: the run config (`data.key`, features and label name the columns).
-        samples: split -> rows to compare as a whole; samples that are not whole splits find only some.
-        keys: split -> batches of the key column; empty where data.key is not set.
-    """
-    if config.data.key:
-        overlap = Overlap(f"value of the key column {config.data.key!r}")
-        for split, batches in keys.items():
-            for batch in batches:
-                overlap.add(split, batch)
-        overlap.warn()
-    rows = Overlap("row")
-    for split, table in samples.items():
-        columns = [name for name in table.column_names if name != config.data.key]
-        for batch in table.select(columns).to_batches():
-            rows.add(split, batch)
-    rows.warn()

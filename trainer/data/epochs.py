@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.data import order
+from trainer.data import background, order
 from trainer.data.cache import allocate
 from trainer.data.packed import Piece, RowFormat
 from trainer.data.reading import Reader
@@ -195,18 +195,18 @@ class Epochs:
             return buffer, order.permutation(len(buffer), plan.seed, epoch, number)
 
         first, pools = start // plan.pool_rows, -(-stop // plan.pool_rows)
-        with ThreadPoolExecutor(1, thread_name_prefix="pool") as filler:
-            try:
-                following: Future | None = filler.submit(fill, first)
-                for number in range(first, pools):
-                    assert following is not None
-                    buffer, wanted = following.result()
-                    following = filler.submit(fill, number + 1) if number + 1 < pools else None
-                    position = number * plan.pool_rows
-                    last = min(len(buffer), stop - position)
-                    yield from self._gather(buffer, wanted, max(0, start - position), last, position)
-            finally:
-                source.stop()
+        following: Future[tuple[np.ndarray, np.ndarray]] = background.start(fill, first)
+        try:
+            for number in range(first, pools):
+                buffer, wanted = following.result()
+                if number + 1 < pools:
+                    following = background.start(fill, number + 1)
+                position = number * plan.pool_rows
+                last = min(len(buffer), stop - position)
+                yield from self._gather(buffer, wanted, max(0, start - position), last, position)
+        finally:
+            source.stop()
+            wait([following])  # the pieces can't be closed while they are taken
 
     def _gather(
         self, matrix: np.ndarray, wanted: np.ndarray | None, start: int, stop: int, position: int

@@ -172,7 +172,9 @@ class TextStream:
 
 
 def _unpacker(kind: str | None):  # type: ignore[no-untyped-def]  # zlib has no public name for its type
-    return zlib.decompressobj(wbits=31) if kind == "gzip" else bz2.BZ2Decompressor() if kind == "bz2" else None
+    return (
+        zlib.decompressobj(wbits=31) if kind == "gzip" else bz2.BZ2Decompressor() if kind == "bz2" else None
+    )
 
 
 # --- listing ----------------------------------------------------------------------------------------
@@ -238,7 +240,9 @@ def _list_one(source: str) -> list[DataFile]:
     filesystem, inner, prefix = _filesystem(source)
     try:
         info = filesystem.get_file_info(inner)
-        if info.type == fs.FileType.File:  # a file that exists is taken as it is, whatever its name looks like
+        if (
+            info.type == fs.FileType.File
+        ):  # a file that exists is taken as it is, whatever its name looks like
             found = [info]
         elif info.type == fs.FileType.Directory:
             root = info.path.rstrip("/")
@@ -337,8 +341,8 @@ def file_format(file: DataFile, asked: str = "auto") -> str:
     if found in ("parquet", "avro", "arrow"):
         if file.compression is not None and content is None:
             raise UserError(
-                f"{file.path}: is compressed as a whole with {file.compression}, which {found} files are not; "
-                "decompress it"
+                f"{file.path}: is compressed as a whole with {file.compression}, "
+                f"which {found} files are not; decompress it"
             )
         if found != "arrow" and content is None:
             raise UserError(f"{file.path}: is not a {found} file (its first bytes are {file.head(4)!r})")

@@ -56,7 +56,7 @@ def _warn_telling(splits: Splits, features: Features) -> None:
 
 
 def _warn_overlap(what: str, splits: Splits, columns: list[str]) -> None:
-    overlap = checks.Overlap(what)
+    overlap = checks.Overlap()
     for source in splits.sources:
         for batch in source.batches(columns):
             overlap.add(source.name, batch)

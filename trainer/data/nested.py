@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -9,10 +10,7 @@ import pyarrow.compute as pc
 
 
 def flat_schema(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Returns name -> type of all columns; a record's fields get dotted names and the record itself is left out.
-
-    A name that occurs twice maps to None no longer: use `duplicates` for that.
-    """
+    """Returns name -> type of all columns; a record is replaced by its fields under dotted names."""
     columns: dict[str, pa.DataType] = {}
 
     def visit(prefix: str, fields: Sequence[pa.Field]) -> None:
@@ -29,7 +27,7 @@ def flat_schema(schema: pa.Schema) -> dict[str, pa.DataType]:
 
 def duplicates(names: Sequence[str]) -> list[str]:
     """Returns the names that occur more than once."""
-    return sorted({name for name in names if list(names).count(name) > 1})
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def extract(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
@@ -40,6 +38,23 @@ def extract(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     if list(batch.schema.names) == list(columns):
         return batch
     return pa.RecordBatch.from_arrays([column(batch, name) for name in columns], names=list(columns))
+
+
+def sound(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the batch after a look at all its offsets, indices and texts.
+
+    Arrow trusts what a file says of itself; text that isn't UTF-8 and offsets that point nowhere would fail, or
+    crash, whoever reads the values later.
+
+    Raises:
+        ValueError: a column holds what its type doesn't allow.
+    """
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"column {name!r}: {error}") from error
+    return batch
 
 
 def column(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -48,7 +48,7 @@ class _Lane(Generic[T]):
                         close()
                     return
             self._put(_END)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, it belongs to the consumer
+        except BaseException as error:  # whatever it is, it belongs to the consumer
             self._put(_Failure(error))
 
     def __iter__(self) -> Iterator[T]:

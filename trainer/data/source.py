@@ -63,12 +63,16 @@ class Counts:
 
 
 class Source(Protocol):
-    """The rows of one split. Reading is deterministic: the same call gives the same rows in the same order."""
+    """The rows of one split. Reading is deterministic: the same call gives the same rows in order."""
 
     name: str  # "train", "validation", "test", or what was opened
-    schema: pa.Schema  # of all columns that `batches()` gives, with the types of `wanted_types`
 
-    def units(self) -> list[Unit]:
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns that `batches()` gives, with the types of `wanted_types`."""
+        ...
+
+    def units(self) -> Sequence[Unit]:
         """Returns the units in their fixed order. They can be read in any order, each any number of times."""
         ...
 
@@ -149,8 +153,8 @@ def wanted(config: Config, *, labelled: bool = True) -> Wanted:
             both = frozenset((known, kind))
             if both not in _SHARED_TYPES:
                 raise UserError(
-                    f"column {column!r} is read by {readers[column]} as {cast.describe(known)} and by {reader} as "
-                    f"{cast.describe(kind)}; copy it under another name in the data"
+                    f"column {column!r} is read by {readers[column]} as {cast.describe(known)} "
+                    f"and by {reader} as {cast.describe(kind)}; copy it under another name in the data"
                 )
             kind = _SHARED_TYPES[both]
         types[column] = kind
@@ -226,13 +230,16 @@ def open_splits(config: Config) -> Splits:
     splitter = make_splitter(split)
     if splitter is None:
         folders = (config.data.source, split.validation_source, split.test_source)
-        opened = [_open(paths, config, asked, name) if paths else None for paths, name in zip(folders, NAMES)]
+        named = zip(folders, NAMES, strict=True)
+        opened = [_open(paths, config, asked, name) if paths else None for paths, name in named]
         _check_disjoint([source for source in opened if source is not None])
         train, validation, test = opened
     else:
         files = _open(config.data.source, config, asked, NAMES[TRAIN])
         train = files.share(NAMES[TRAIN], splitter, TRAIN)
-        validation = files.share(NAMES[VALIDATION], splitter, VALIDATION) if splitter.has[VALIDATION] else None
+        validation = (
+            files.share(NAMES[VALIDATION], splitter, VALIDATION) if splitter.has[VALIDATION] else None
+        )
         test = files.share(NAMES[TEST], splitter, TEST) if splitter.has[TEST] else None
         if split.by == "column" and test is not None and not test.any_rows():
             test = None  # a column with the two values for train and validation is a whole split too
@@ -281,7 +288,8 @@ def _open(sources: Sequence[str], config: Config, asked: Wanted, name: str) -> S
     """Opens a store by the form of its name: the one place that knows which kinds there are."""
     if any(source.startswith("bigquery://") for source in sources):
         raise UserError(
-            f"data source {sources[0]!r}: this version reads files; export the table to Parquet and name its folder"
+            f"data source {sources[0]!r}: this version reads files; "
+            "export the table to Parquet and name its folder"
         )
     from trainer.data.rows import open_files
 

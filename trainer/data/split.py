@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from trainer.config import SplitConfig
 from trainer.data import cast
 from trainer.data.formats import Bounds
+from trainer.data.times import parse_time
 from trainer.errors import UserError, nearest
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -77,7 +78,8 @@ class TimeSplit:
         for key, text in self._cuts:
             if _as_number(text) is None and _as_time(text) is None:
                 raise UserError(
-                    f"data.split.{key}={text!r} is no moment; expected ISO 8601 such as 2024-05-01 or a number"
+                    f"data.split.{key}={text!r} is no moment; "
+                    "expected ISO 8601 such as 2024-05-01 or a number"
                 )
         for cuts in (self._numbers, self._times):
             if cuts is not None and len(cuts) == 2 and cuts[0] >= cuts[1]:  # type: ignore[operator]
@@ -181,7 +183,7 @@ def _as_number(text: str) -> float | None:
 
 def _as_time(text: str) -> datetime.datetime | None:
     try:
-        return cast.parse_time(text)
+        return parse_time(text)
     except ValueError:
         return None
 
@@ -237,7 +239,7 @@ class HashSplit:
         except cast.WrongTypeError as error:
             raise UserError(f"{where}: split column {self.column!r} holds {error}") from error
         # Null and the empty text are one value, as CSV can't tell them apart.
-        texts = [(text or "").encode() for text in encoded.dictionary.to_pylist()]
+        texts = [text or b"" for text in encoded.dictionary.cast(pa.binary()).to_pylist()]
         texts.append(b"")
         share = hash_share(texts, self._salt)
         codes = np.where(
@@ -284,7 +286,8 @@ class ColumnSplit:
             unknown = sorted({texts[i] or "" for i in np.unique(indices[wrong]) if i < len(texts)} - {""})
             if not unknown:
                 raise UserError(
-                    f"{where}: {len(wrong)} of {len(dealt)} rows have no value in the split column {self.column!r}"
+                    f"{where}: {len(wrong)} of {len(dealt)} rows have no value in the split column "
+                    f"{self.column!r}"
                 )
             raise UserError(
                 f"{where}: split column {self.column!r} holds {', '.join(map(repr, unknown[:5]))}, expected "

@@ -96,10 +96,9 @@ class TfrecordReader:
             size = len(serialized)
             found = self._fast(serialized, columns, kinds)
             if found is None:
-                batch, rows = self._slow(serialized, columns, kinds, row, bad)
+                yield self._slow(serialized, columns, kinds, row, bad)
             else:
-                batch, rows = self._single(found, columns, size, row, bad)
-            yield batch, rows
+                yield self._single(found, columns, size, row, bad)
             row += size
 
     def _batches(self, bad: BadRow) -> Iterator[Any]:
@@ -108,20 +107,31 @@ class TfrecordReader:
         done = 0
         with tf.device("/CPU:0"):
             iterator = iter(self._records().batch(min(_ROWS, self._options.chunk_rows)))
-            step = 1
-            while True:
-                try:
+        while True:
+            try:
+                with tf.device("/CPU:0"):  # not around the yield: it would hold for whoever takes the batch
                     batch = next(iterator)
-                except StopIteration:
-                    return
-                except tf.errors.OpError as error:
-                    if step:  # the good records before the damage are in the batch that failed
-                        iterator, step = iter(self._records().skip(done).batch(1)), 0
-                        continue
-                    bad(done, f"{_reason(error)}; the records after it can't be found")
-                    return
-                done += len(batch)
-                yield batch
+            except StopIteration:
+                return
+            except tf.errors.OpError as error:
+                # The good records before the damage are in the batch that failed: take them one by one.
+                good = self._before_damage(done)
+                if len(good):
+                    yield good
+                done += len(good)
+                bad(done, f"{_reason(error)}; the records after it can't be found")
+                return
+            done += len(batch)
+            yield batch
+
+    def _before_damage(self, done: int) -> Any:
+        """Returns the records after the first `done` up to the one that can't be read."""
+        tf = _tensorflow()
+        good: list[Any] = []
+        with tf.device("/CPU:0"):
+            with contextlib.suppress(tf.errors.OpError):
+                good.extend(self._records().skip(done))
+            return tf.stack(good) if good else tf.constant([], tf.string)
 
     # --- parsing in TensorFlow
 
@@ -223,7 +233,9 @@ def _compression(file: DataFile) -> str:
     if start[:1] == b"\x78" and len(start) >= 8 and struct.unpack("<Q", start[:8])[0] > file.size:
         return "ZLIB"
     if file.compression is not None and os.path.splitext(file.path)[1] in (".zst", ".bz2", ".xz", ".zip"):
-        raise UserError(f"{file.path}: is compressed with {file.compression}; TFRecord files may be gzip or zlib")
+        raise UserError(
+            f"{file.path}: is compressed with {file.compression}; TFRecord files may be gzip or zlib"
+        )
     return ""
 
 

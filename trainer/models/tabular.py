@@ -69,7 +69,8 @@ def linear(parts: Parts) -> Tensor:
         weights = parts.embeddings(parts.outputs, name="wide_table", initial_range=0.0)
         terms.append(keras.ops.cast(keras.ops.sum(weights, axis=1), "float32"))
     if parts.has_numbers or not terms:
-        terms.append(parts.output(parts.numbers, name="wide_numbers"))
+        # From zero: a convex problem needs no random start, and a large one takes long to unlearn.
+        terms.append(parts.output(parts.numbers, name="wide_numbers", kernel_initializer="zeros"))
     return terms[0] if len(terms) == 1 else keras.layers.Add(name="linear", dtype="float32")(terms)
 
 
@@ -170,9 +171,9 @@ class Parts:
     def dense(self, units: int, *, name: str, **kwargs: Any) -> keras.layers.Dense:
         """Returns a dense layer with the configured penalty and a start of its own."""
         l2 = self.config.model.l2
+        kwargs.setdefault("kernel_initializer", keras.initializers.GlorotUniform(seed=self.seed(name)))
         return keras.layers.Dense(
             units,
-            kernel_initializer=keras.initializers.GlorotUniform(seed=self.seed(name)),
             kernel_regularizer=keras.regularizers.L2(l2) if l2 else None,
             name=name,
             **kwargs,
@@ -192,9 +193,9 @@ class Parts:
                 x = keras.layers.Dropout(model.dropout, seed=self.seed(name), name=name)(x)
         return x
 
-    def output(self, x: Tensor, *, name: str = "logits") -> Tensor:
+    def output(self, x: Tensor, *, name: str = "logits", **kwargs: Any) -> Tensor:
         """Returns logits [batch, outputs]; always in float32, whatever the layers before compute in."""
-        return self.dense(self.outputs, name=name, dtype="float32")(x)
+        return self.dense(self.outputs, name=name, dtype="float32", **kwargs)(x)
 
 
 MODELS = {"linear": linear, "dnn": dnn, "wide_deep": wide_deep, "dcn": dcn}

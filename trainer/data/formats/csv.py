@@ -45,14 +45,17 @@ class CsvReader:
         if self._csv.header:
             self._names = [name.strip() for name in first]
             if duplicates(self._names):
-                raise UserError(f"{file.path}: the header names the column {duplicates(self._names)[0]!r} twice")
+                raise UserError(
+                    f"{file.path}: the header names the column {duplicates(self._names)[0]!r} twice"
+                )
         else:
             self._names = list(self._csv.column_names)
             if not self._names:
                 raise UserError("data.csv.header=false needs data.csv.column_names")
             if len(first) != len(self._names):
                 raise UserError(
-                    f"{file.path}:1: has {len(first)} fields, but data.csv.column_names has {len(self._names)}"
+                    f"{file.path}:1: has {len(first)} fields, "
+                    f"but data.csv.column_names has {len(self._names)}"
                 )
 
     def _first_record(self, start: bytes) -> list[str]:
@@ -60,7 +63,10 @@ class CsvReader:
             text = start.decode("utf-8")
         except UnicodeDecodeError as error:
             if error.start < len(start) - 4:  # not just a letter cut at the end of what was read
-                raise UserError(f"{self._file.path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+                line = start.count(b"\n", 0, error.start) + 1
+                raise UserError(
+                    f"{self._file.path}:{line}: is not UTF-8 text; save the file as UTF-8"
+                ) from error
             text = start[: error.start].decode("utf-8")
         try:
             for record in csv.reader(io.StringIO(text, newline=""), delimiter=self._csv.delimiter):
@@ -83,17 +89,20 @@ class CsvReader:
         self, part: Part, columns: Sequence[str], bad: BadRow
     ) -> Iterator[tuple[pa.RecordBatch, Sequence[int] | int]]:
         broken: list[int] = []  # records with too few or too many fields, by number from 0
+        problem: list[UserError] = []
 
         def ragged(row: pacsv.InvalidRow) -> str:
             # Arrow counts from 1, the header included; without threads it always has the number.
             number = (row.number or 0) - 1 - int(self._csv.header)
-            bad(number, f"has {row.actual_columns} fields, expected {row.expected_columns}")
+            try:
+                bad(number, f"has {row.actual_columns} fields, expected {row.expected_columns}")
+            except UserError as error:  # Arrow would swallow it
+                problem.append(error)
+                return "error"
             broken.append(number)
             return "skip"
 
-        kinds = {
-            name: TEXT if self._options.wanted.get(name) == TEXT else pa.string() for name in columns
-        }
+        kinds = {name: TEXT if self._options.wanted.get(name) == TEXT else pa.string() for name in columns}
         stream = _Checked(self._file, self._csv.delimiter)
         done = 0
         try:
@@ -123,20 +132,26 @@ class CsvReader:
         except StopIteration:
             pass
         except (pa.ArrowException, OSError, ValueError) as error:
-            if isinstance(error.__cause__, UserError):
-                raise error.__cause__ from None
+            if problem:
+                raise problem[0] from None
             raise UserError(self._explain(str(error), done)) from error
         finally:
             stream.close()
         if stream.inside_quotes():
-            raise UserError(f"{self._file.path}: the file ends inside a quoted field (cut short, or a stray quote?)")
+            raise UserError(
+                f"{self._file.path}: the file ends inside a quoted field (cut short, or a stray quote?)"
+            )
 
     def _explain(self, message: str, done: int) -> str:
         message = message.strip().splitlines()[0][:200]
         column = re.search(r"column #(\d+)", message)
         if "UTF8" in message or "UTF-8" in message:
             where = self._not_utf8()
-            named = f" (column {self._names[int(column[1])]!r})" if column and int(column[1]) < len(self._names) else ""
+            named = (
+                f" (column {self._names[int(column[1])]!r})"
+                if column and int(column[1]) < len(self._names)
+                else ""
+            )
             return f"{where}: is not UTF-8 text{named}; save the file as UTF-8"
         if "straddling" in message:
             return (

@@ -48,7 +48,7 @@ _GUESS = {  # for columns without a value in the sample
 }
 
 
-class _BrokenLine(ValueError):
+class _BrokenLineError(ValueError):
     pass
 
 
@@ -80,7 +80,9 @@ class JsonlReader:
                 self._literal.update(record)
                 _note(self._kinds, record)
         if not self._kinds:
-            raise UserError(f"{file.path}:1: is not JSON lines; expected an object such as {{\"age\": 1}} a line")
+            raise UserError(
+                f'{file.path}:1: is not JSON lines; expected an object such as {{"age": 1}} a line'
+            )
 
     def schema(self) -> dict[str, pa.DataType]:
         return {name: _stored(kinds) for name, kinds in self._kinds.items()}
@@ -159,15 +161,15 @@ class JsonlReader:
 
     def _type(self, name: str, kinds: set[str]) -> pa.DataType | None:
         """Returns the type to ask Arrow for, or None where only the slow way can read the column."""
-        asked = self._options.wanted.get(name, cast.TEXT)
+        asked = self._options.wanted.get(name)
         found = {"float" if kind == "integer" and asked == cast.NUMBER else kind for kind in kinds}
-        if found == {"integer", "float"}:
-            found = {"float"}
+        if "float" in found and asked in (cast.INTEGER, cast.TEXT):
+            return None  # Arrow would round a large integer among the floats
         if found == {"list integer", "list float"}:
             found = {"list float"}
         found.discard("list empty")
         if not found:
-            found = {_GUESS[asked]}
+            found = {_GUESS.get(asked, "text")}
         return _TYPES.get(found.pop()) if len(found) == 1 else None
 
     def _slow(
@@ -181,13 +183,13 @@ class JsonlReader:
             try:
                 record = _parse(text)
                 found = [_pick(record, name) for name in columns]
-                for name, value in zip(columns, found):
+                for name, value in zip(columns, found, strict=True):
                     kinds[name].update(_kind(value))
             except ValueError as error:
                 bad(number, str(error))
                 continue
             rows.append(number)
-            for name, value in zip(columns, found):
+            for name, value in zip(columns, found, strict=True):
                 values[name].append(value)
         arrays = [_array(values[name]) for name in columns]
         return pa.RecordBatch.from_arrays(arrays, names=list(columns)), rows
@@ -200,7 +202,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) != len(pairs):
         names = [name for name, _ in pairs]
-        raise _BrokenLine(f"names the key {next(n for n in names if names.count(n) > 1)!r} twice")
+        raise _BrokenLineError(f"names the key {next(n for n in names if names.count(n) > 1)!r} twice")
     return record
 
 
@@ -210,7 +212,7 @@ def _parse(line: bytes) -> dict[str, Any]:
         record = json.loads(text, object_pairs_hook=_unique)
         if "\\u" in text:  # half of a surrogate pair is no text
             json.dumps(record, ensure_ascii=False).encode("utf-8")
-    except _BrokenLine:
+    except _BrokenLineError:
         raise
     except UnicodeError as error:
         raise ValueError("is not UTF-8 text") from error
@@ -278,7 +280,7 @@ def _stored(kinds: set[str]) -> pa.DataType:
 
 
 def _tree(types: dict[str, pa.DataType | None], literal: Sequence[str]) -> pa.Schema | None:
-    """Returns a schema in which dotted names are fields of records; None where Arrow can't be asked for it."""
+    """Returns a schema in which dotted names are fields of records; None where Arrow has none."""
     tree: dict[str, Any] = {}
     for name, kind in types.items():
         if kind is None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from trainer.data.files import DataFile
 from trainer.data.formats import BadRow, Bounds, Part, ReadOptions
-from trainer.data.nested import extract, flat_schema
+from trainer.data.nested import duplicates, extract, flat_schema, sound
 from trainer.errors import UserError
 
 # What pyarrow raises for a damaged file, depending on where the damage is.
@@ -34,6 +34,8 @@ class ParquetReader:
             raise UserError(f"{file.path}: can't be read as Parquet: {_short(error)}") from error
         self._columns = flat_schema(self._arrow_schema)
         leaves = [self._metadata.schema.column(i).path for i in range(self._metadata.num_columns)]
+        if duplicates(leaves):
+            raise UserError(f"{file.path}: has the column {duplicates(leaves)[0]!r} twice")
         self._leaf = {path: index for index, path in enumerate(leaves)}
         # Only whole text columns come as dictionaries; numbers are as fast without.
         self._dictionaries = [
@@ -72,7 +74,10 @@ class ParquetReader:
         nulls = 0
         for index in part.place:
             try:
-                statistics = self._metadata.row_group(index).column(leaf).statistics
+                chunk = self._metadata.row_group(index).column(leaf)
+                if chunk.physical_type != self._metadata.schema.column(leaf).physical_type:
+                    return None  # damage; pyarrow ends the process when asked for such statistics
+                statistics = chunk.statistics
                 if statistics is None or not statistics.has_null_count:
                     return None
                 nulls += statistics.null_count
@@ -90,9 +95,7 @@ class ParquetReader:
         except TypeError:
             return None
 
-    def read(
-        self, part: Part, columns: Sequence[str], bad: BadRow
-    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def read(self, part: Part, columns: Sequence[str], bad: BadRow) -> Iterator[tuple[pa.RecordBatch, int]]:
         del bad  # a Parquet file has no broken rows: it can be read or it can't
         row = part.first_row
         try:
@@ -109,7 +112,7 @@ class ParquetReader:
                     columns=list(columns),
                     use_threads=self._options.threads,
                 ):
-                    yield extract(batch, columns), row
+                    yield sound(extract(batch, columns)), row
                     row += batch.num_rows
         except DAMAGE as error:
             raise UserError(

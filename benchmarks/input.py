@@ -1,0 +1,462 @@
+"""The input path against its peers: rows a second from files to batches that a model can take.
+
+    python benchmarks/input.py [--rows 1000000] [--samples 5] [--json PATH] [--memory] [--growth]
+
+13 numbers and 26 texts a row, batches of 4,096, two cores. All variants take turns in one process (same rows, same
+cores, same allocator), each timed from the start of its iterator to its last batch; figures are medians of the samples
+in which other processes took least of the machine. Peers get their best configuration: parallel calls for
+both cores, deterministic order, autotune off, and no stacking of their 39 columns into blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+
+import input_data
+import tensorflow as tf
+
+from trainer.data.encode import Encoder
+from trainer.data.pipeline import Pipeline
+from trainer.data.source import Source, open_rows
+from trainer.features import Features, fit
+
+BATCH = 4096
+MAX_OTHERS = 0.15  # cores taken by other processes, above which a sample counts as disturbed
+
+
+@dataclass
+class Variant:
+    """One way to read rows.
+
+    Attributes:
+        name: what the table calls it.
+        run: reads all rows; returns (rows, seconds to the last batch).
+        samples: (rows a second, cores taken by other processes).
+    """
+
+    name: str
+    run: Callable[[], tuple[int, float]]
+    samples: list[tuple[float, float]] = field(default_factory=list)
+
+    def kept(self) -> list[float]:
+        """Returns the undisturbed samples, or the least disturbed half where most are disturbed."""
+        ordered = sorted(self.samples, key=lambda sample: sample[1])
+        clean = [rate for rate, others in ordered if others <= MAX_OTHERS]
+        return clean if len(clean) >= 3 else [rate for rate, _ in ordered[: max(3, len(ordered) // 2)]]
+
+    @property
+    def rate(self) -> float:
+        """Rows a second."""
+        return statistics.median(self.kept())
+
+    @property
+    def disturbed(self) -> int:
+        """Samples in which other processes took part of the machine."""
+        return sum(others > MAX_OTHERS for _, others in self.samples)
+
+
+def machine_seconds() -> float:
+    """Returns CPU seconds that all processes of the machine have used."""
+    with open("/proc/stat") as text:
+        user, nice, system, _, _, irq, soft, *_ = map(int, text.readline().split()[1:])
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def sample(variant: Variant, expected: int) -> None:
+    """Times a variant once.
+
+    Raises:
+        RuntimeError: it didn't give all rows.
+    """
+    gc.collect()
+    wall, machine, own = time.perf_counter(), machine_seconds(), own_seconds()
+    rows, seconds = variant.run()
+    wall = time.perf_counter() - wall
+    others = max(0.0, (machine_seconds() - machine) - (own_seconds() - own)) / wall
+    if rows != expected:
+        raise RuntimeError(f"{variant.name} gave {rows} rows, expected {expected}")
+    variant.samples.append((rows / seconds, others))
+
+
+# --- variants -----------------------------------------------------------------------------------------
+
+
+def to_last(batches: Iterable[Any], rows_of: Callable[[Any], int]) -> tuple[int, float]:
+    """Iterates; returns rows and the seconds until the last batch was there."""
+    begin = last = time.perf_counter()
+    rows = 0
+    for batch in batches:
+        rows += rows_of(batch)
+        last = time.perf_counter()
+    return rows, last - begin
+
+
+def valid_rows(batch: dict[str, tf.Tensor]) -> int:
+    return int(tf.reduce_sum(batch["valid"]))
+
+
+def options(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    fixed = tf.data.Options()
+    fixed.autotune.enabled = False
+    fixed.deterministic = True
+    return dataset.with_options(fixed)
+
+
+def ours(source: Source, encoder: Encoder, shuffle: bool) -> Callable[[], tuple[int, float]]:
+    pipeline = Pipeline(source, encoder, batch_size=BATCH, cache="none", shuffle=shuffle)
+    pipeline.prepare()
+    return lambda: to_last(pipeline.training(0, pipeline.steps_per_epoch), valid_rows)
+
+
+def decode_encode(source: Source, encoder: Encoder, in_turn: bool) -> Callable[[], tuple[int, float]]:
+    """Arrow decoding and encoding without TensorFlow: batch by batch, or units in two threads."""
+    if in_turn:
+        return lambda: to_last(source.batches(encoder.columns), lambda batch: len(encoder(batch).numeric))
+    pipeline = Pipeline(source, encoder, batch_size=BATCH, cache="none")
+    return lambda: to_last(pipeline._reader.unit_blocks(), lambda item: len(item[1].numeric))
+
+
+def first_epoch(source: Source, encoder: Encoder) -> Callable[[], tuple[int, float]]:
+    def run() -> tuple[int, float]:
+        begin = time.perf_counter()
+        pipeline = Pipeline(source, encoder, batch_size=BATCH)
+        pipeline.prepare()
+        loading = time.perf_counter() - begin
+        rows, seconds = to_last(pipeline.training(0, pipeline.steps_per_epoch), valid_rows)
+        return rows, loading + seconds
+
+    return run
+
+
+def second_epoch(source: Source, encoder: Encoder) -> Callable[[], tuple[int, float]]:
+    pipeline = Pipeline(source, encoder, batch_size=BATCH)
+    pipeline.prepare()
+    steps = pipeline.steps_per_epoch
+    return lambda: to_last(pipeline.training(steps, 2 * steps), valid_rows)
+
+
+def record_spec(numbers: int, categories: int) -> dict[str, tf.io.FixedLenFeature]:
+    spec = {"label": tf.io.FixedLenFeature([], tf.int64)}
+    spec |= {f"n{i}": tf.io.FixedLenFeature([], tf.float32) for i in range(numbers)}
+    return spec | {f"c{i}": tf.io.FixedLenFeature([], tf.string) for i in range(categories)}
+
+
+def record_files(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.iterdir())
+
+
+def peer_lookup(folder: Path, features: Features, numbers: int, categories: int) -> Callable[[], Any]:
+    """TFRecord as people read it well: batch, parse the batch, look up each text column."""
+    spec = record_spec(numbers, categories)
+    layers = {
+        item.name: tf.keras.layers.StringLookup(vocabulary=list(item.vocabulary))
+        for item in features.fitted
+        if item.config.kind == "categorical"
+    }
+
+    def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
+        parsed = tf.io.parse_example(records, spec)
+        return {name: layers[name](value) if name in layers else value for name, value in parsed.items()}
+
+    dataset = tf.data.TFRecordDataset(record_files(folder)).batch(BATCH)
+    dataset = options(dataset.map(parse, num_parallel_calls=2).prefetch(2))
+    return lambda: to_last(dataset, lambda batch: len(batch["label"]))
+
+
+def peer_record_by_record(folder: Path, numbers: int, categories: int) -> Callable[[], Any]:
+    spec = record_spec(numbers, categories)
+    dataset = tf.data.TFRecordDataset(record_files(folder))
+    dataset = dataset.map(lambda record: tf.io.parse_single_example(record, spec), num_parallel_calls=2)
+    dataset = options(dataset.batch(BATCH).prefetch(2))
+    return lambda: to_last(dataset, lambda batch: len(batch["label"]))
+
+
+def peer_csv(folder: Path) -> Callable[[], Any]:
+    """make_csv_dataset, which parses only: no text becomes an id."""
+    dataset = tf.data.experimental.make_csv_dataset(
+        record_files(folder), BATCH, label_name="label", num_epochs=1, shuffle=False, num_parallel_reads=2
+    )
+    dataset = options(dataset)
+    return lambda: to_last(dataset, lambda batch: len(batch[1]))
+
+
+# --- other measurements -------------------------------------------------------------------------------
+
+
+def stalls(source: Source, encoder: Encoder, passes: int, pass_seconds: float) -> float:
+    """Returns the largest (time until an iterator is gone) / (time to its last batch) of many passes."""
+    pipeline = Pipeline(source, encoder, batch_size=BATCH, cache="memory", shuffle=False)
+    dataset = pipeline.evaluation()
+    _, once = to_last(dataset, lambda _: 0)
+    repeats = max(1, round(pass_seconds / once))
+    worst = 0.0
+    for _ in range(passes):
+        begin = time.perf_counter()
+        if repeats == 1:
+            _, last = to_last(dataset, lambda _: 0)
+        else:
+            steps = pipeline.steps_per_epoch * repeats
+            _, last = to_last(pipeline.training(0, steps), lambda _: 0)
+        worst = max(worst, (time.perf_counter() - begin) / last)
+    return worst
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as text:
+        return int(text.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_of(folder: str, features: str, numbers: int, categories: int) -> None:
+    """Prints the peak resident memory of one shuffled, uncached epoch (run in a process of its own)."""
+    config = input_data.config(Path(folder), numbers, categories)
+    encoder = Encoder(Features.from_json(Path(features).read_text()))
+    pipeline = Pipeline(open_rows(folder, config, labelled=True), encoder, batch_size=BATCH, cache="none")
+    peak = 0
+    for step, _ in enumerate(pipeline.training(0, pipeline.steps_per_epoch)):
+        if step % 8 == 0:
+            peak = max(peak, resident())
+    print(json.dumps({"peak": peak, "rows": pipeline.rows}))
+
+
+def peak_memory(folder: Path, features: Path, arguments: argparse.Namespace) -> tuple[int, int]:
+    command = [sys.executable, __file__, "--memory-of", str(folder), "--features", str(features)]
+    command += ["--numbers", str(arguments.numbers), "--categories", str(arguments.categories)]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found["rows"], found["peak"]
+
+
+# --- the run ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Line:
+    """A figure beside its goal."""
+
+    name: str
+    value: float
+    goal: float
+    at_least: bool
+    detail: str
+
+    @property
+    def holds(self) -> bool:
+        return self.value >= self.goal if self.at_least else self.value <= self.goal
+
+
+def setting(
+    folder: Path, kind: str, rows: int, files: int, arguments: argparse.Namespace
+) -> tuple[Path, Source]:
+    size = (arguments.numbers, arguments.categories)
+    path = input_data.write(folder, kind, rows, files, *size, arguments.vocabulary)
+    config = input_data.config(path, *size)
+    return path, open_rows(str(path), config, labelled=True)
+
+
+def compare(arguments: argparse.Namespace, folder: Path) -> tuple[list[Line], list[Variant]]:
+    """Runs all variants in turn and returns the ratios."""
+    rows, few = arguments.rows, max(BATCH, arguments.rows // 20)
+    some = max(BATCH, rows // 5)
+    size = (arguments.numbers, arguments.categories)
+    parquet_path, parquet = setting(folder, "parquet", rows, 4, arguments)
+    features = fit(input_data.config(parquet_path, *size), parquet.batches())
+    (folder / "features.json").write_text(features.to_json())
+    encoder = Encoder(features)
+    csv_path, csv = setting(folder, "csv", some, 4, arguments)
+    few_csv, _ = setting(folder, "csv", few, 2, arguments)
+    record_path, records = setting(folder, "tfrecord", some, 4, arguments)
+    few_records, _ = setting(folder, "tfrecord", few, 2, arguments)
+
+    variants = {
+        "decode+encode": (
+            Variant("Parquet: decode + encode, no TensorFlow", decode_encode(parquet, encoder, False)),
+            rows,
+        ),
+        "in turn": (
+            Variant("Parquet: decode + encode, one after the other", decode_encode(parquet, encoder, True)),
+            rows,
+        ),
+        "parquet": (Variant("Parquet: batches", ours(parquet, encoder, False)), rows),
+        "shuffled": (Variant("Parquet: batches, shuffled", ours(parquet, encoder, True)), rows),
+        "first": (Variant("Parquet: first epoch, cache=memory", first_epoch(parquet, encoder)), rows),
+        "second": (Variant("cache=memory: second epoch", second_epoch(parquet, encoder)), rows),
+        "csv": (Variant("CSV: batches", ours(csv, encoder, False)), some),
+        "records": (Variant("TFRecord: batches", ours(records, encoder, False)), some),
+        "lookup": (
+            Variant("peer: TFRecord, parse_example, StringLookup", peer_lookup(record_path, features, *size)),
+            some,
+        ),
+        "single": (
+            Variant("peer: TFRecord, parse_single_example", peer_record_by_record(few_records, *size)),
+            few,
+        ),
+        "make_csv": (Variant("peer: make_csv_dataset", peer_csv(few_csv)), few),
+    }
+    for variant, expected in variants.values():  # traces, page cache, code: not counted
+        sample(variant, expected)
+        variant.samples.clear()
+    for _ in range(arguments.samples):
+        for variant, expected in variants.values():
+            sample(variant, expected)
+    rate = {name: variant.rate for name, (variant, _) in variants.items()}
+    decoded = max(rate["decode+encode"], rate["in turn"])
+
+    def ratio(name: str, above: float, below: float, goal: float) -> Line:
+        return Line(name, above / below, goal, True, f"{above / 1e3:,.0f} k / {below / 1e3:,.0f} k rows/s")
+
+    stall = stalls(parquet, encoder, arguments.passes, arguments.pass_seconds)
+    lines = [
+        ratio("Parquet / TFRecord + parse_example + StringLookup", rate["parquet"], rate["lookup"], 7),
+        ratio("Parquet / make_csv_dataset", rate["parquet"], rate["make_csv"], 25),
+        ratio("Parquet / decode + encode without TensorFlow", rate["parquet"], decoded, 0.75),
+        ratio("CSV / make_csv_dataset", rate["csv"], rate["make_csv"], 6),
+        ratio("TFRecord / parsing record by record", rate["records"], rate["single"], 10),
+        ratio("shuffled / unshuffled", rate["shuffled"], rate["parquet"], 0.75),
+        ratio("second epoch from memory / first", rate["second"], rate["first"], 3),
+        Line(
+            "end of pass: wall / time to last batch",
+            stall,
+            1.02,
+            False,
+            f"largest of {arguments.passes} passes",
+        ),
+    ]
+    return lines, [variant for variant, _ in variants.values()]
+
+
+def memory(arguments: argparse.Namespace, folder: Path) -> Line:
+    path, _ = setting(folder, "parquet", arguments.rows, 4, arguments)
+    peaks = [
+        peak_memory(input_data.links(folder, path, times), folder / "features.json", arguments)
+        for times in (1, 10)
+    ]
+    detail = ", ".join(f"{rows:,} rows: {peak / 2**20:,.0f} MiB" for rows, peak in peaks)
+    return Line("peak resident memory, ten times the rows", peaks[1][1] / peaks[0][1], 1.1, False, detail)
+
+
+def growth(arguments: argparse.Namespace, folder: Path) -> None:
+    """Prints how the rate goes with the number of columns and the size of the vocabularies."""
+    print(
+        "\n| columns | largest vocabulary | rows/s, Parquet to batches | rows/s, second epoch from memory |"
+    )
+    print("|---|---|---|---|")
+    for numbers, categories, largest in (
+        (13, 0, 10_000),
+        (0, 26, 10_000),
+        (13, 26, 100),
+        (13, 26, 10_000),
+        (13, 26, 1_000_000),
+        (52, 104, 10_000),
+    ):
+        case = argparse.Namespace(
+            **vars(arguments) | {"numbers": numbers, "categories": categories, "vocabulary": largest}
+        )
+        rows = arguments.rows // (4 if numbers + categories > 100 else 1)
+        path, source = setting(folder, "parquet", rows, 4, case)
+        encoder = Encoder(fit(input_data.config(path, numbers, categories), source.batches()))
+        streamed = Variant("streamed", ours(source, encoder, False))
+        cached = Variant("cached", second_epoch(source, encoder))
+        for number in range(arguments.samples + 1):
+            for variant in (streamed, cached):
+                sample(variant, rows)
+                if not number:
+                    variant.samples.clear()
+        print(
+            f"| {numbers} + {categories} | {largest:,} | {streamed.rate:,.0f} | {cached.rate:,.0f} |",
+            flush=True,
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the Parquet files")
+    parser.add_argument("--numbers", type=int, default=input_data.NUMBERS, help="numeric columns")
+    parser.add_argument("--categories", type=int, default=input_data.CATEGORIES, help="text columns")
+    parser.add_argument(
+        "--vocabulary", type=int, default=10_000, help="distinct values of the largest text columns"
+    )
+    parser.add_argument("--samples", type=int, default=5, help="timed samples of each variant")
+    parser.add_argument("--passes", type=int, default=50, help="passes looked at for a stall at their end")
+    parser.add_argument("--pass-seconds", type=float, default=0.3, help="length of such a pass")
+    parser.add_argument("--memory", action="store_true", help="compare the memory of 1x and 10x rows too")
+    parser.add_argument(
+        "--growth", action="store_true", help="print the table of columns and vocabularies too"
+    )
+    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument(
+        "--folder", default="/tmp/trainer-benchmark", help="where the rows are written and kept"
+    )
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--features", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        memory_of(arguments.memory_of, arguments.features, arguments.numbers, arguments.categories)
+        return 0
+    folder = Path(arguments.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    allocator = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))
+    }
+    print(
+        f"TensorFlow {tf.__version__}, {len(os.sched_getaffinity(0))} cores, allocator settings: {allocator or 'none'}"
+    )
+    lines, variants = compare(arguments, folder)
+    if arguments.memory:
+        lines.append(memory(arguments, folder))
+    print("\n| variant | rows/s (median) | range | samples disturbed |\n|---|---|---|---|")
+    for variant in variants:
+        kept = variant.kept()
+        print(
+            f"| {variant.name} | {variant.rate:,.0f} | {min(kept):,.0f}-{max(kept):,.0f} | "
+            f"{variant.disturbed} of {len(variant.samples)} |"
+        )
+    print("\n| ratio | value | goal | holds | of |\n|---|---|---|---|---|")
+    for line in lines:
+        goal = f"{'>=' if line.at_least else '<='} {line.goal:g}"
+        print(
+            f"| {line.name} | {line.value:.3g} | {goal} | {'yes' if line.holds else 'NO'} | {line.detail} |"
+        )
+    if arguments.growth:
+        growth(arguments, folder)
+    if arguments.json:
+        found = [
+            {
+                "name": line.name,
+                "value": line.value,
+                "goal": line.goal,
+                "holds": line.holds,
+                "detail": line.detail,
+            }
+            for line in lines
+        ]
+        Path(arguments.json).write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if all(line.holds for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Restart: the same command goes on at the exact step and row, whatever ended the process before."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from small_run import Small, end, start, wait_until
+
+pytestmark = pytest.mark.slow
+
+FAST_SAVES = ("--checkpoint.every_steps=7", "--checkpoint.every_seconds=0", "--training.steps_per_call=3")
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """The weights of the exported model, bit for bit."""
+    reader = tf.train.load_checkpoint(str(folder / "model" / "variables" / "variables"))
+    names = [name for name in reader.get_variable_to_shape_map() if "_CHECKPOINTABLE" not in name]
+    return {name: reader.get_tensor(name).tobytes() for name in names}
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """A run of enough steps to be caught in the middle of."""
+    return Small(tmp_path_factory.mktemp("long"), epochs=12, monitor="val_auc")
+
+
+@pytest.fixture(scope="module")
+def unbroken(long: Small) -> Path:
+    done = long.train("unbroken", *FAST_SAVES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return long.folder / "unbroken"
+
+
+def test_killed_at_random_moments_and_rerun_gives_the_same_bits(long: Small, unbroken: Path) -> None:
+    output = long.folder / "killed"
+    command = ("train", "--config", long.config, f"--output_dir={output}", *FAST_SAVES)
+    generator = random.Random(5)
+    for least in sorted(generator.sample(range(20, 380), 2)):
+        process = start(*command, cwd=long.folder)
+
+        def far_enough(least: int = least) -> bool:
+            done = [path.name for path in (output / "checkpoints").glob("*/manifest.json")]
+            steps = [int(path.parent.name[:10]) for path in (output / "checkpoints").glob("*/manifest.json")]
+            return bool(done) and max(steps) >= least
+
+        wait_until(far_enough, process)
+        end(process, signal.SIGKILL)
+        assert json.loads((output / "status.json").read_text())["state"] == "running"
+    last = long.train("killed", *FAST_SAVES)
+    assert last.returncode == 0, last.stdout + last.stderr
+    assert "resuming" in last.stdout
+    assert weights(output) == weights(unbroken)
+    first, second = (json.loads((folder / "metrics.json").read_text()) for folder in (unbroken, output))
+    assert first["test"] == second["test"]
+    assert first["steps"] == second["steps"]
+    assert (output / "epochs.csv").read_text() == (unbroken / "epochs.csv").read_text()
+
+
+def test_sigterm_saves_and_exits_with_the_documented_code(long: Small, unbroken: Path) -> None:
+    output = long.folder / "terminated"
+    command = ("train", "--config", long.config, f"--output_dir={output}", *FAST_SAVES)
+    process = start(*command, cwd=long.folder)
+    wait_until(lambda: any((output / "checkpoints").glob("*/manifest.json")), process)
+    printed = end(process, signal.SIGTERM)
+    assert process.returncode == 143, printed
+    assert "Traceback" not in printed
+    assert json.loads((output / "status.json").read_text())["state"] == "interrupted"
+    again = long.train("terminated", *FAST_SAVES)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert weights(output) == weights(unbroken)
+
+
+def test_corrupt_last_checkpoint_falls_back_to_the_one_before(long: Small, unbroken: Path) -> None:
+    output = long.folder / "corrupt"
+    command = ("train", "--config", long.config, f"--output_dir={output}", *FAST_SAVES)
+    process = start(*command, cwd=long.folder)
+    wait_until(lambda: len(list((output / "checkpoints").glob("*/manifest.json"))) >= 2, process)
+    end(process, signal.SIGKILL)
+    newest = max((output / "checkpoints").glob("*/manifest.json")).parent
+    part = next(newest.glob("variables.data*"))
+    part.write_bytes(part.read_bytes()[:-100])
+    again = long.train("corrupt", *FAST_SAVES)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert newest.name in again.stderr
+    assert "can't be used" in again.stderr
+    assert weights(output) == weights(unbroken)
+
+
+def test_same_seed_gives_the_same_bits_and_another_does_not(small: Small, finished: Path) -> None:
+    same = small.train("same-seed")
+    assert same.returncode == 0, same.stderr
+    assert weights(small.folder / "same-seed") == weights(finished)
+    other = small.train("other-seed", "--seed=2")
+    assert other.returncode == 0, other.stderr
+    assert weights(small.folder / "other-seed") != weights(finished)
+
+
+def test_two_replicas_give_the_figures_of_one_device(small: Small, finished: Path) -> None:
+    done = small.train("replicas", "--strategy.cpu_replicas=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, two = (
+        json.loads((folder / "metrics.json").read_text()) for folder in (finished, small.folder / "replicas")
+    )
+    assert two["test"]["loss"] == pytest.approx(one["test"]["loss"], abs=1e-5)
+    assert two["test"]["auc"] == pytest.approx(one["test"]["auc"], abs=1e-3)
+    assert two["test"]["examples"] == one["test"]["examples"]
