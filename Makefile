@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory --no-builtin-rules
+# Targets share one environment, which two at a time would spoil.
+.NOTPARALLEL:
 
 # Yours to set: make train CONFIG=configs/mine.yaml ARGS="--epochs=1 --learning_rate=0.003"
 PYTHON ?=
@@ -80,7 +82,7 @@ format: venv-dev  ## rewrite the code in the project's style
 
 .PHONY: golden
 golden: venv-dev  ## write the expected text files of the tests anew: look at the diff
-	@UPDATE_GOLDEN=1 $(PY) -m pytest tests/golden $(ARGS)
+	@UPDATE_GOLDEN=1 $(PY) -m pytest $$(grep -rl UPDATE_GOLDEN tests --include='test_*.py') $(ARGS)
 	@git status --short tests/golden
 
 .PHONY: readme

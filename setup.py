@@ -43,12 +43,12 @@ setup(
     install_requires=REQUIRED,
     extras_require={
         # Everything for a machine that has no container: pip install 'trainer[train]'
-        "train": ["tensorflow>=2.17", "keras-tuner>=1.4.7"],
+        "train": ["tensorflow>=2.17", "tensorboard>=2.17", "keras-tuner>=1.4.7"],
         # Sending jobs. Kept apart: beside TensorFlow 2.17 it brings a protobuf that breaks it.
         "submit": ["google-cloud-aiplatform>=1.60"],
         # Compiled against one TensorFlow minor; 0.37.1 fits 2.16 and 2.17 and nothing newer.
         "tensorflow-io": ["tensorflow-io==0.37.1"],
-        "tests": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6", "scikit-learn>=1.5", "pandas>=2"],
+        "tests": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6", "scikit-learn>=1.5", "packaging>=23"],
     },
     zip_safe=False,
 )

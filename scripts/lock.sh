@@ -11,7 +11,7 @@ lock() {
   local name=$1
   shift
   echo "requirements/$name.txt"
-  "$uv" pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-config \
+  "$uv" pip compile --quiet --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links --no-config \
     --custom-compile-command "make lock" --output-file "$name.txt" "$@" ${more[@]+"${more[@]}"} "$name.in"
 }
 

@@ -31,7 +31,7 @@ TEXTS = [
     "nan",
     "\x1f",
 ]
-INTEGERS = [0, 1, 2, 3, 7, -1, 2**40, -(2**62), 2**63 - 1, None]
+INTEGERS = [0, 1, 2, 3, 7, -1, 2**40, -(2**62), 2**63 - 1, INT64_MIN, None]
 
 
 def config(*features: dict[str, Any], task: str = "binary", **label: Any) -> Config:

@@ -58,6 +58,12 @@ def test_weights_count(tmp_path, rows):
         evaluate.evaluate(served, config, zero.to_batches())
 
 
+def test_key_is_not_needed(tmp_path, capsys):
+    pa.parquet.write_table(table().drop_columns(["row_id"]), tmp_path / "rows.parquet")
+    assert evaluate.main(["--model", exported("binary"), "--input", str(tmp_path / "rows.parquet")]) == 0
+    assert json.loads(capsys.readouterr().out)["examples"] == 60
+
+
 def test_unknown_class_is_told(tmp_path):
     raw = table().set_column(table().column_names.index("bought"), "bought", pa.array(["no"] * 59 + ["yess"]))
     pa.parquet.write_table(raw, tmp_path / "rows.parquet")

@@ -174,6 +174,7 @@ def test_one_value_is_stretched_to_the_batch_and_other_lengths_are_refused():
         served.run({**tensors, "age": tensors["age"][:3]})
 
 
+@pytest.mark.slow
 def test_mixed_precision_leaves_the_signature_and_the_predictions_float32():
     precision = "mixed_float16"
     folder = exported("binary", precision)
@@ -193,6 +194,12 @@ def test_metadata_tells_versions_schema_and_classes():
     assert metadata["inputs"]["geo_lat"] == {
         "column": "geo.lat", "dtype": "float32", "shape": [], "missing": -1e38,
     }  # fmt: skip
+    assert metadata["outputs"] == {
+        "classes": {"dtype": "string", "shape": [3]},
+        "label": {"dtype": "string", "shape": []},
+        "probabilities": {"dtype": "float32", "shape": [3]},
+        "row_id": {"dtype": "int64", "shape": []},
+    }
     assert metadata["fingerprint"] == rig("multiclass").features.fingerprint
     assert Config(**metadata["config"]) == rig("multiclass").config
     served = Served(exported("multiclass"))
@@ -249,13 +256,25 @@ def test_key_type_goes_by_the_schema():
     assert signatures.key_type(pa.schema([("row_id", pa.string())]), config) == "string"
 
 
+def _without_examples(config: Config) -> Config:
+    return config.model_copy(
+        update={"export": config.export.model_copy(update={"examples_signature": False})}
+    )
+
+
 def test_weights_that_are_not_finite_are_not_exported(tmp_path):
     one = rig("regression")
     weights = one.copy.get_weights()
     try:
         one.copy.weights[-1].assign(np.full_like(weights[-1], np.nan))
         with pytest.raises(TrainingError, match="'prediction' is not finite"):
-            export.export(one.copy, one.features, str(tmp_path / "model"), one.config, examples=table())
+            export.export(
+                one.copy,
+                one.features,
+                str(tmp_path / "model"),
+                _without_examples(one.config),
+                examples=table(),
+            )
     finally:
         one.copy.set_weights(weights)
     assert os.listdir(tmp_path) == []
@@ -264,17 +283,18 @@ def test_weights_that_are_not_finite_are_not_exported(tmp_path):
 def test_another_model_is_not_overwritten_and_the_own_is(tmp_path):
     folder = str(tmp_path / "model")
     one, other = rig("binary"), rig("regression")
-    export.export(one.copy, one.features, folder, one.config)
+    plain = _without_examples(one.config)
+    export.export(one.copy, one.features, folder, plain)
     (tmp_path / "model" / "config").mkdir()
     (tmp_path / "model" / "config" / "batching_parameters_config").write_text("x")
     before = storage.read_text(f"{folder}/{serving.METADATA}")
     with pytest.raises(UserError, match="holds another model"):
-        export.export(other.copy, other.features, folder, other.config)
+        export.export(other.copy, other.features, folder, _without_examples(other.config))
     assert storage.read_text(f"{folder}/{serving.METADATA}") == before
-    export.export(one.copy, one.features, folder, one.config, key="int64", examples=table())
+    export.export(one.copy, one.features, folder, plain, key="int64", examples=table())
     assert Served(folder).metadata["inputs"]["row_id"]["dtype"] == "int64"  # the new one
     assert (tmp_path / "model" / "config" / "batching_parameters_config").read_text() == "x"
-    assert sorted(os.listdir(tmp_path)) == ["model", "model_examples"]
+    assert sorted(os.listdir(tmp_path)) == ["model"]
 
 
 def test_object_store_gets_the_files_with_saved_model_last(monkeypatch):
@@ -290,15 +310,6 @@ def test_object_store_gets_the_files_with_saved_model_last(monkeypatch):
     np.testing.assert_allclose(
         Served(folder).predict(table())["probability"], one.predict(table()), atol=1e-5, rtol=0
     )
-
-
-def test_without_the_examples_model(tmp_path):
-    one = rig("binary")
-    config = one.config.model_copy(
-        update={"export": one.config.export.model_copy(update={"examples_signature": False})}
-    )
-    export.export(one.copy, one.features, str(tmp_path / "model"), config)
-    assert os.listdir(tmp_path) == ["model"]
 
 
 def test_distributed_variables_become_plain_ones():
@@ -326,9 +337,12 @@ def _prediction_log():
         made = file.message_type.add(name=name)
         for number, field, type_name, repeated in fields:
             made.field.add(
-                name=field, number=number, type=kind.TYPE_MESSAGE if type_name else kind.TYPE_STRING,
-                type_name=type_name, label=kind.LABEL_REPEATED if repeated else kind.LABEL_OPTIONAL,
-            )  # fmt: skip
+                name=field,
+                number=number,
+                type=kind.TYPE_MESSAGE if type_name else kind.TYPE_STRING,
+                label=kind.LABEL_REPEATED if repeated else kind.LABEL_OPTIONAL,
+                **({"type_name": type_name} if type_name else {}),
+            )
         return made
 
     message("ModelSpec", (1, "name", "", False), (3, "signature_name", "", False))

@@ -41,10 +41,8 @@ def test_figures_are_those_of_all_rows(loop: Any, rows: int) -> None:
     )
     np.testing.assert_allclose(figures["accuracy"], np.average((p > 0.5) == (y > 0), weights=w), rtol=1e-6)
     if rows > 1:
-        np.testing.assert_allclose(figures["auc"], roc_auc_score(y, p, sample_weight=w), atol=1e-5)
-        np.testing.assert_allclose(
-            figures["pr_auc"], average_precision_score(y, p, sample_weight=w), atol=1e-5
-        )
+        exact = roc_auc_score(y, p, sample_weight=w), average_precision_score(y, p, sample_weight=w)
+        np.testing.assert_allclose([figures["auc"], figures["pr_auc"]], exact, atol=1e-4)  # of bins
 
 
 def test_a_second_evaluation_starts_anew(loop: Any) -> None:
@@ -84,8 +82,8 @@ def test_one_and_two_replicas_report_the_same() -> None:
     ("task", "classes", "shape"),
     [
         ("multiclass", ("a", "b", "c"), (40, 3)),
-        ("regression", (), (40,)),
-        ("multilabel", ("a", "b"), (40, 2)),
+        pytest.param("regression", (), (40,), marks=pytest.mark.slow),
+        pytest.param("multilabel", ("a", "b"), (40, 2), marks=pytest.mark.slow),
     ],
 )
 def test_every_task_trains_and_predicts(task: str, classes: tuple[str, ...], shape: tuple[int, ...]) -> None:
@@ -94,7 +92,7 @@ def test_every_task_trains_and_predicts(task: str, classes: tuple[str, ...], sha
         data["label"] = (data["categorical"][:, 0] % 3).astype(np.int32)
     elif task == "multilabel":
         data["label"] = (data["numeric"][:, :2] > 0).astype(np.float32)
-    label = {"label__column": ("a", "b")} if task == "multilabel" else {}
+    label = {"label__column": ("y", "z")} if task == "multilabel" else {}
     settings = config(task=task, training__epochs=2, model__name="linear", **label)
     made = make_loop(settings, mirrored(), rows=40, classes=classes)
     pipeline = ArrayPipeline(data, 32)
@@ -148,6 +146,9 @@ class Slow(ArrayPipeline):
 class Told:
     def update(self, step, **figures):
         print(step, flush=True)
+
+    def epoch(self, epoch, logs):
+        pass
 
 with Interruption() as stop:
     loop = make_loop(settings, devices, rows=500, stop=stop, progress=Told())

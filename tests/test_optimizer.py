@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -235,33 +236,25 @@ def test_parts_of_a_batch_add_up() -> None:
     assert not isinstance(mixed[0], tf.IndexedSlices)
 
 
+def test_a_table_takes_the_fast_scatter_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TF_DISABLE_SCATTER_OP_DETERMINISM"
+    monkeypatch.setenv(name, "")
+    monkeypatch.delenv(name)
+    make([dense()])
+    assert name not in os.environ
+    make([table()])
+    assert os.environ[name] == "true"
+    monkeypatch.setenv(name, "false")
+    make([table()])
+    assert os.environ[name] == "false"
+
+
 def test_marks() -> None:
     assert is_table(table())
     assert not is_table(dense())
 
 
 # --- learning rate ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        ({"name": "constant"}, {0: 1, 99: 1, 150: 1}),
-        ({"name": "constant", "warmup_steps": 10}, {0: 0.1, 4: 0.5, 9: 1, 10: 1, 99: 1}),
-        ({"name": "linear", "final_fraction": 0.2}, {0: 1, 50: 0.6, 100: 0.2, 150: 0.2}),
-        ({"name": "cosine"}, {0: 1, 25: 0.85355, 50: 0.5, 100: 0}),
-        (
-            {"name": "cosine", "warmup_steps": 20, "final_fraction": 0.5},
-            {0: 0.05, 19: 1, 20: 1, 60: 0.75, 100: 0.5},
-        ),
-        ({"name": "exponential", "final_fraction": 0.01}, {0: 1, 50: 0.1, 100: 0.01}),
-    ],
-)
-def test_schedules(schedule: dict[str, Any], expected: dict[int, float]) -> None:
-    optimizer = make([dense()], total=100, schedule=schedule)
-    for step, factor in expected.items():
-        optimizer.iterations.assign(step)
-        assert float(optimizer.current_learning_rate()) == pytest.approx(0.02 * factor, rel=1e-4, abs=1e-8)
 
 
 def test_the_schedule_drives_the_step() -> None:

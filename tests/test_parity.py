@@ -159,6 +159,7 @@ def test_no_rows_are_told(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_command_line_compares_again_and_tells_what_it_needs(tmp_path, in_this_process, capsys):
     assert parity.main(["--run", str(tmp_path)]) == 2
     assert "reached its parity gate" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from trainer.errors import UserError
 from trainer.steps import distribute, overrides
 
 STRATEGIES = [one_device, mirrored]
+MIRRORED_IS_SLOW = [one_device, pytest.param(mirrored, marks=pytest.mark.slow)]
 LINEAR = {"model__name": "linear", "training__optimizer": "sgd", "training__epochs": 1}
 
 
@@ -57,7 +58,7 @@ def test_two_replicas_train_as_one() -> None:
     assert results[0][0].timing["examples"] == 2002
 
 
-@pytest.mark.parametrize("make", STRATEGIES)
+@pytest.mark.parametrize("make", MIRRORED_IS_SLOW)
 def test_parts_of_a_batch_train_as_the_whole(make: Any) -> None:
     data = arrays(100)
     whole = train(config(training__epochs=2, model__l2=0.01), make(), data)
@@ -66,7 +67,7 @@ def test_parts_of_a_batch_train_as_the_whole(make: Any) -> None:
     np.testing.assert_allclose(whole[1].history["loss"], parts[1].history["loss"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("make", STRATEGIES)
+@pytest.mark.parametrize("make", MIRRORED_IS_SLOW)
 def test_class_weights_have_their_exact_effect(make: Any) -> None:
     data = arrays(10)
     data["label"] = np.array([0] * 9 + [1], np.float32)
@@ -92,7 +93,7 @@ def test_an_unknown_class_is_refused() -> None:
         make_loop(settings, one_device())
 
 
-@pytest.mark.parametrize("make", STRATEGIES)
+@pytest.mark.parametrize("make", MIRRORED_IS_SLOW)
 def test_a_row_of_weight_zero_counts_nothing(make: Any) -> None:
     data = arrays(16)
     data["weight"][:5] = 0
@@ -201,7 +202,7 @@ def test_a_step_of_the_model_is_used(make: Any) -> None:
     before = weights(loop)
     state = loop.fit(ArrayPipeline(data, 32))
     assert loop.model.seen[0] == {"numeric", "categorical"}
-    assert int(loop.optimizer.iterations) == state.step == 2
+    assert int(loop.optimizer.iterations.numpy()) == state.step == 2
     assert max(np.abs(a - b).max() for a, b in zip(before, weights(loop), strict=True)) > 1e-3
     if make is one_device:
         close(reference[0], loop)

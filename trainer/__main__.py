@@ -30,6 +30,8 @@ VERBS = {
     "train": Verb("trainer.task", "train", "Train, evaluate, export and report, as a config file says."),
     "evaluate": Verb("trainer.evaluate", "main", "Evaluate an exported model on a split or other rows."),
     "predict": Verb("trainer.predict", "main", "Write an exported model's predictions for rows."),
+    "check": Verb("trainer.jobs.check", "main", "Find what is wrong with job files, offline."),
+    "cost": Verb("trainer.jobs.cost", "main", "Estimate what a job or a study costs."),
 }
 
 

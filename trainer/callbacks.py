@@ -66,6 +66,11 @@ def improved(value: float, best: float | None, mode: str, min_delta: float = 0.0
     return value > best + min_delta if mode == "max" else value < best - min_delta
 
 
+def learning_rate(optimizer: Any) -> float:
+    """Returns the learning rate of this trainer's optimizer or of a Keras one, on any strategy."""
+    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+
 def get_states(callbacks: Iterable[Any]) -> dict[str, Any]:
     """Returns the state of each callback that has some, by class name and place among its like."""
     return {
@@ -161,7 +166,7 @@ class ReduceOnPlateau(EarlyStopping):
         self.wait += 1
         if self.wait >= self.patience:
             optimizer = self.model.optimizer
-            optimizer.learning_rate = float(optimizer.learning_rate) * self.factor
+            optimizer.learning_rate = learning_rate(optimizer) * self.factor
             self.wait = 0
 
 

@@ -4,7 +4,8 @@
     python -m trainer evaluate --model runs/x/model --split test
 
 Needs the SavedModel alone. The figures are those of the run's metrics.json: same metrics, same weights; the
-loss is computed from the served probabilities, so that of one row ends at 17 or 85. They are printed as JSON, and written with --output.
+loss comes from the served probabilities, so that of one row ends at 17 or 85. They are printed as JSON, and
+written with --output.
 """
 
 from __future__ import annotations
@@ -75,10 +76,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _rows(config: Config, served: Served, given: Sequence[str] | None, split: str | None) -> Source:
+    # Neither the key nor the columns of the report's slices are needed for figures, so they may be absent.
+    report = config.report.model_copy(update={"slice_by": ()})
     if given:
+        data = config.data.model_copy(update={"key": None})
+        config = config.model_copy(update={"data": data, "report": report})
         return open_rows(tuple(given), config, labelled=True)
-    original = Config(**served.metadata["config"]).data
-    splits = open_splits(config.model_copy(update={"data": original}))
+    original = Config(**served.metadata["config"]).data.model_copy(update={"key": None})
+    splits = open_splits(config.model_copy(update={"data": original, "report": report}))
     found = {source.name: source for source in splits.sources}
     if split not in found:
         raise UserError(f"--split {split}: the run's config has the splits {', '.join(found)} only")

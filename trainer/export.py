@@ -129,7 +129,7 @@ def stage(
             if path is None:
                 continue
             tf.saved_model.save(module, path, signatures={SIGNATURE: function})
-            metadata = _metadata(features, config, inputs, takes_examples, function)
+            metadata = _metadata(features, config, inputs, takes_examples)
             storage.write_json(os.path.join(path, METADATA), metadata)
             _prove(path, metadata, examples)
     except BaseException:
@@ -237,12 +237,11 @@ def _copy(source: str, target: str) -> None:
 
 
 def _metadata(
-    features: Features, config: Config, inputs: Mapping[str, Input], takes_examples: bool, function: Any
+    features: Features, config: Config, inputs: Mapping[str, Input], takes_examples: bool
 ) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    outputs = function.get_concrete_function().structured_outputs
     key = config.data.key
     return {
         "format": 1,
@@ -267,10 +266,6 @@ def _metadata(
             }
             for name, spec in inputs.items()
         },
-        "outputs": {
-            name: {"dtype": value.dtype.name, "shape": value.shape.as_list()[1:]}
-            for name, value in sorted(outputs.items())
-        },
         "config": config.model_dump(mode="json"),
     }
 
@@ -290,5 +285,6 @@ def _prove(path: str, metadata: dict[str, Any], examples: pa.Table | None) -> No
     for name, value in outputs.items():
         if value.dtype == np.float32 and not np.isfinite(value).all():
             raise TrainingError(f"export: the model's output {name!r} is not finite for the example rows")
-    storage.write_json(os.path.join(path, METADATA), {**metadata, "example_request": body})
+    added = {"outputs": served.output_specs, "example_request": body}
+    storage.write_json(os.path.join(path, METADATA), {**metadata, **added})
     warmup.write(served, rows, os.path.join(path, warmup.FILE))

@@ -13,7 +13,7 @@ _MOST_POINTS = 512  # a curve of more points looks the same
 def _sorted_sums(
     labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (thresholds, true positive weight, false positive weight), one entry a distinct score, falling."""
+    """Returns (thresholds, true positive weight, false positive weight) by distinct score, falling."""
     weights = np.ones(len(scores)) if weights is None else np.asarray(weights, np.float64)
     kept = weights > 0
     labels, scores, weights = np.asarray(labels, np.float64)[kept], np.asarray(scores)[kept], weights[kept]
@@ -79,7 +79,9 @@ def calibration_bins(
     total = np.bincount(places, weights, len(edges) + 1)
     used = total > 0
     predicted = np.bincount(places, weights * scores, len(edges) + 1)[used] / total[used]
-    observed = np.bincount(places, weights * np.asarray(labels, np.float64), len(edges) + 1)[used] / total[used]
+    observed = (
+        np.bincount(places, weights * np.asarray(labels, np.float64), len(edges) + 1)[used] / total[used]
+    )
     return predicted, observed, total[used]
 
 

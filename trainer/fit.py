@@ -132,7 +132,7 @@ class Fit:
             logs.update({f"val_{name}": value for name, value in figures.items()})
             self.hooks.on_test_end(dict(figures))
         if hasattr(self.loop.optimizer, "learning_rate"):
-            logs["learning_rate"] = float(self.loop.optimizer.learning_rate)
+            logs["learning_rate"] = callback_tools.learning_rate(self.loop.optimizer)
         self.latest = logs
         for name, value in logs.items():
             state.history.setdefault(name, []).append(value)

@@ -12,57 +12,26 @@ Callbacks: `learning_rate` can be read and set as on a Keras optimizer, so that 
 LearningRateScheduler of Keras work through `model.optimizer`. It is the *peak* rate: the schedule's shape
 (warm-up and decay, from 0 to 1) multiplies it; `current_learning_rate()` is the rate of the next step.
 
-What a subclass or a reader may rely on: all state is in `tf.Variable`s of this module, made by `build`.
+All state is in `tf.Variable`s of this module, made by `build`.
 """
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from trainer.config import ScheduleConfig, TrainingConfig
+from trainer.config import TrainingConfig
 from trainer.errors import UserError
+from trainer.schedule import schedule_factor
 
 Gradient = Any  # tf.Tensor, tf.IndexedSlices or None
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7  # the defaults of Keras
 _ADAGRAD_START = 0.1  # as in Keras: first steps of a rare row stay small
 _FIRST_LOSS_SCALE, _GROWTH_STEPS = 2.0**15, 2000
-
-
-def schedule_factor(schedule: ScheduleConfig, step: tf.Tensor, total_steps: int) -> tf.Tensor:
-    """Returns the share (0 to 1) of the peak learning rate that step `step` uses.
-
-    Step 0 of a warm-up of n steps uses 1/n and step n-1 uses 1. After it the shape runs from 1 to
-    `final_fraction` (f), with p the share of the remaining steps that is done: linear 1-(1-f)p, cosine
-    f+(1-f)(1+cos(pi p))/2 (Loshchilov & Hutter 2017, without restarts), exponential f^p.
-
-    Args:
-        schedule: The `training.schedule` section.
-        step: Steps done so far, an integer scalar.
-        total_steps: Steps of the whole run.
-
-    Returns:
-        A float32 scalar.
-    """
-    step = tf.cast(step, tf.float32)
-    warmup = float(schedule.warmup_steps)
-    progress = tf.clip_by_value((step - warmup) / max(1.0, total_steps - warmup), 0.0, 1.0)
-    final = schedule.final_fraction
-    if schedule.name == "cosine":
-        factor = final + (1.0 - final) * 0.5 * (1.0 + tf.cos(math.pi * progress))
-    elif schedule.name == "linear":
-        factor = 1.0 - (1.0 - final) * progress
-    elif schedule.name == "exponential":
-        factor = tf.exp(math.log(final) * progress)
-    else:
-        factor = tf.ones_like(progress)
-    if warmup:
-        factor *= tf.minimum((step + 1.0) / warmup, 1.0)
-    return factor
 
 
 def sum_parts(total: Sequence[Gradient] | None, part: Sequence[Gradient]) -> list[Gradient]:
@@ -165,6 +134,11 @@ class Optimizer(tf.Module):
         self.finite_steps = _scalar(0, tf.int64, "finite_steps")
         self._tables = [is_table(variable) for variable in variables]
         self._row_l2 = [float(getattr(variable, "row_l2", 0.0)) for variable in variables]
+        if any(self._tables):
+            # Where TensorFlow is told to be deterministic, scatter on a GPU copies the *whole* table to the
+            # host and back, because rows that stand twice would be written in any order. Ours stand once (or
+            # are written the same), so the fast way gives the same bits.
+            os.environ.setdefault("TF_DISABLE_SCATTER_OP_DETERMINISM", "true")
         for variable, table in zip(variables, self._tables, strict=True):
             inner = variable if isinstance(variable, tf.Variable) else variable.value
             self._variables.append(inner)
@@ -286,8 +260,9 @@ class Optimizer(tf.Module):
         if self._config.optimizer in ("adam", "adamw"):
             # Skipped steps changed no moment, so the bias correction must not count them.
             step = tf.cast(self.iterations - self.skipped + 1, tf.float32)
-            correction = tf.sqrt(1.0 - tf.pow(_BETA_2, step)) / (1.0 - tf.pow(_BETA_1, step))
-            numbers["adam_rate"] = numbers["rate"] * correction
+            first, second = tf.pow(_BETA_1, step), tf.pow(_BETA_2, step)
+            numbers |= {"first_power": first, "second_power": second}
+            numbers["adam_rate"] = numbers["rate"] * tf.sqrt(1.0 - second) / (1.0 - first)
         return numbers
 
     def _update_all(
@@ -320,10 +295,28 @@ class Optimizer(tf.Module):
         numbers: dict[str, tf.Tensor],
         *slots: tf.Variable,
     ) -> None:
+        decay = self._config.weight_decay if len(variable.shape) > 1 else 0.0
+        if "first_power" in numbers and finite is None:
+            # The same formula in one kernel: one pass over memory instead of a dozen.
+            if decay:
+                variable.assign_sub(numbers["rate"] * decay * variable)
+            tf.raw_ops.ResourceApplyAdam(
+                var=variable.handle,
+                m=slots[0].handle,
+                v=slots[1].handle,
+                beta1_power=numbers["first_power"],
+                beta2_power=numbers["second_power"],
+                lr=numbers["rate"],
+                beta1=_BETA_1,
+                beta2=_BETA_2,
+                epsilon=_EPSILON,
+                grad=gradient,
+            )
+            return
         step, new_slots = self._formula(gradient, [slot.value() for slot in slots], numbers)
         new = variable - step
-        if self._config.weight_decay and len(variable.shape) > 1:
-            new -= numbers["rate"] * self._config.weight_decay * variable
+        if decay:
+            new -= numbers["rate"] * decay * variable
         for target, value in zip((*slots, variable), (*new_slots, new), strict=True):
             target.assign(value if finite is None else tf.where(finite, value, target))
 

@@ -158,7 +158,7 @@ def frame(served: Served, batch: pa.RecordBatch, shown: Sequence[str], batch_siz
         columns[name] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     predicted: dict[str, Any] = {}
     for name in ("prediction", "probability", "label"):
-        if name in outputs and name not in {spec.name for spec in served.inputs.values()}:
+        if name in outputs and name != (served.metadata["key"] or {}).get("name"):
             predicted[name] = pa.array(outputs[name])
     if "probabilities" in outputs and "probability" not in outputs:
         for place, name in enumerate(served.classes):

@@ -99,9 +99,8 @@ def train(config: Config, *, fresh: bool = False, debug: bool = False) -> dict[s
 def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) -> dict[str, Any]:
     clock = Clock()
     # The monitor is checked and the strategy made before any data is read: both can end the run at once.
-    monitor, _ = callbacks.monitor_of(config)
+    callbacks.monitor_of(config)
     me = environment.service()
-    reporter = Reporter(config.training.objective or monitor, me)
     strategy = strategies.create(config)
     with ExitStack() as stack:
         stop = stack.enter_context(Interruption())  # after the strategy, which would replace the handler
@@ -109,6 +108,8 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
         # 1. Data: open the splits, learn the statistics from train alone, fill the caches.
         with clock.phase("features"):
             splits = open_splits(config)
+            monitor, _ = callbacks.monitor_of(config, has_validation=splits.validation is not None)
+            reporter = Reporter(config.training.objective or monitor, me)
             features = _features(config, splits, folder)
         with clock.phase("encode"):
             pipelines = _pipelines(config, splits, features, paths, strategy, folder)

@@ -92,6 +92,14 @@ class Served:
         key = (self.metadata["key"] or {}).get("column")
         return tuple(spec.column for spec in self.inputs.values() if spec.column != key)
 
+    @property
+    def output_specs(self) -> dict[str, dict[str, Any]]:
+        """Type, and shape of one row, of each output."""
+        return {
+            name: {"dtype": spec.dtype.name, "shape": spec.shape.as_list()[1:]}
+            for name, spec in sorted(self._function.structured_outputs.items())
+        }
+
     # --- tensors ------------------------------------------------------------------------------------
 
     def run(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -90,8 +90,13 @@ def trainer(*arguments: object, cwd: Path, **environ: str) -> subprocess.Complet
     """Runs `python -m trainer ...` from another folder than the repository."""
     return subprocess.run(
         [sys.executable, "-m", "trainer", *map(str, arguments)],
-        cwd=cwd, env={**clean_environment(), **environ}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        cwd=cwd,
+        env={**clean_environment(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
 
 def start(*arguments: object, cwd: Path) -> subprocess.Popen[str]:

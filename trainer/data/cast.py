@@ -15,7 +15,6 @@ Missing stays null. A value that fits none of this is reported, not guessed.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -379,15 +378,12 @@ def _plain_text(values: pa.Array) -> pa.Array:
             [t if t is None or "." not in t else t.rstrip("0").rstrip(".") for t in texts], pa.string()
         )
     if pa.types.is_timestamp(kind):
-        return pa.array([None if v is None else _iso(v) for v in to_time(values).to_pylist()], pa.string())
+        text = pc.cast(pc.cast(to_time(values), pa.timestamp("us")), pa.string())
+        return pc.replace_substring_regex(text, r"\.000000$", "")
     try:
         return pc.cast(values, pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise WrongTypeError(f"{kind} where text is wanted") from error
-
-
-def _iso(moment: datetime.datetime) -> str:
-    return moment.replace(tzinfo=None).isoformat(sep=" ")
 
 
 # --- lists ------------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ def extract(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
 def sound(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Returns the batch after a look at all its offsets, indices and texts.
 
-    Arrow trusts what a file says of itself; text that isn't UTF-8 and offsets that point nowhere would fail, or
-    crash, whoever reads the values later.
+    Arrow trusts what a file says of itself; text that isn't UTF-8 and offsets that point nowhere would fail,
+    or crash, whoever reads the values later.
 
     Raises:
         ValueError: a column holds what its type doesn't allow.

@@ -341,7 +341,7 @@ class FileSource:
             wrong = np.flatnonzero(done.bad)
             for place in wrong if files.bad.skip else wrong[:1]:
                 row = int(numbers[place])
-                value = stored[int(place)].as_py()
+                value = _value(stored[int(place)])
                 files.bad.add(
                     path,
                     row,
@@ -384,6 +384,13 @@ def _label(column: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
         absent = pc.is_null(column, nan_is_null=True)
     mask = absent.to_numpy(zero_copy_only=False)
     return column, mask if mask.any() else None
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):  # a time beyond Python's years
+        return str(scalar)
 
 
 def _shorten(value: Any) -> str:

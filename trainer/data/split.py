@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import math
@@ -132,7 +133,7 @@ class TimeSplit:
         cuts = self._numbers if as_number else self._times
         for cut in cuts or ():
             codes += pc.greater_equal(found, pa.scalar(cut, found.type)).to_numpy(zero_copy_only=False)
-        if len(found):
+        with contextlib.suppress(OverflowError, ValueError):  # Arrow knows more years than Python
             ends = pc.min_max(found).as_py()
             self._note(ends["min"], ends["max"])
         return codes
@@ -157,6 +158,8 @@ class TimeSplit:
         return range(codes[0], codes[1] + 1)
 
     def _note(self, low: Any, high: Any) -> None:
+        if low is None:
+            return
         try:
             self._low = low if self._low is None else min(self._low, low)
             self._high = high if self._high is None else max(self._high, high)

@@ -35,9 +35,7 @@ class Finding:
     def __str__(self) -> str:
         """One line: `file:line: severity: field: why; instead [rule]`."""
         field = f"{self.field}: " if self.field else ""
-        return (
-            f"{self.file}:{self.line}: {self.severity}: {field}{self.why}; {self.instead} [{self.rule}]"
-        )
+        return f"{self.file}:{self.line}: {self.severity}: {field}{self.why}; {self.instead} [{self.rule}]"
 
 
 def count(findings: Sequence[Finding], severity: str) -> int:

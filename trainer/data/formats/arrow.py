@@ -31,17 +31,16 @@ class ArrowReader:
         try:
             with file.open() as stream:
                 if self._is_file:
-                    reader = pa.ipc.open_file(stream)
-                    self._sizes = _sizes(reader)
+                    schema = pa.ipc.open_file(stream).schema
+                    self._sizes = _sizes(stream, schema)
                 else:
-                    reader = pa.ipc.open_stream(stream)
-                schema = reader.schema
+                    schema = pa.ipc.open_stream(stream).schema
+            self._columns = flat_schema(schema)
+            self._names = schema.names
         except DAMAGE as error:
             raise UserError(f"{file.path}: can't be read as Arrow IPC: {_short(error)}") from error
-        if duplicates(schema.names):
-            raise UserError(f"{file.path}: has the column {duplicates(schema.names)[0]!r} twice")
-        self._columns = flat_schema(schema)
-        self._names = schema.names
+        if duplicates(self._names):
+            raise UserError(f"{file.path}: has the column {duplicates(self._names)[0]!r} twice")
 
     def schema(self) -> dict[str, pa.DataType]:
         return dict(self._columns)
@@ -94,12 +93,19 @@ class ArrowReader:
         return f"{self._file.path}, row {row + 1}"
 
 
-def _sizes(reader: pa.ipc.RecordBatchFileReader) -> list[int]:
-    """Returns the rows of each record batch; the file's index leaves them out, so one column is read."""
-    sizes = []
-    for index in range(reader.num_record_batches):
-        sizes.append(reader.get_batch(index).num_rows)
-    return sizes
+def _sizes(stream: pa.NativeFile, schema: pa.Schema) -> list[int]:
+    """Returns the rows of each record batch; the file's index leaves them out, so a narrow column is read."""
+    widths = [(_width(field.type), place) for place, field in enumerate(schema)]
+    options = pa.ipc.IpcReadOptions(included_fields=[min(widths)[1]] if widths else None)
+    reader = pa.ipc.open_file(stream, options=options)
+    return [reader.get_batch(index).num_rows for index in range(reader.num_record_batches)]
+
+
+def _width(kind: pa.DataType) -> int:
+    try:
+        return kind.bit_width
+    except ValueError:  # text and lists have no fixed width
+        return 1 << 16
 
 
 def _short(error: BaseException) -> str:

@@ -29,13 +29,16 @@ class ParquetReader:
         try:
             with file.open() as stream:
                 self._metadata = pq.read_metadata(stream)
-            self._arrow_schema = self._metadata.schema.to_arrow_schema()
+            self._columns = flat_schema(self._metadata.schema.to_arrow_schema())
+            leaves = [self._metadata.schema.column(i).path for i in range(self._metadata.num_columns)]
+            self._sizes = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
         except DAMAGE as error:
             raise UserError(f"{file.path}: can't be read as Parquet: {_short(error)}") from error
-        self._columns = flat_schema(self._arrow_schema)
-        leaves = [self._metadata.schema.column(i).path for i in range(self._metadata.num_columns)]
+        if min(self._sizes, default=0) < 0 or sum(self._sizes) != self._metadata.num_rows:
+            raise UserError(f"{file.path}: is damaged: its row groups don't add up to its number of rows")
         if duplicates(leaves):
             raise UserError(f"{file.path}: has the column {duplicates(leaves)[0]!r} twice")
+        self._asked: dict[tuple[int, str], bool] = {}
         self._leaf = {path: index for index, path in enumerate(leaves)}
         # Only whole text columns come as dictionaries; numbers are as fast without.
         self._dictionaries = [
@@ -54,8 +57,7 @@ class ParquetReader:
         parts: list[Part] = []
         group: list[int] = []
         first = rows = 0
-        for index in range(self._metadata.num_row_groups):
-            size = self._metadata.row_group(index).num_rows
+        for index, size in enumerate(self._sizes):
             if group and rows + size > self._options.chunk_rows:
                 parts.append(_part(group, first, rows))
                 first, group, rows = first + rows, [], 0
@@ -74,17 +76,16 @@ class ParquetReader:
         nulls = 0
         for index in part.place:
             try:
-                chunk = self._metadata.row_group(index).column(leaf)
-                if chunk.physical_type != self._metadata.schema.column(leaf).physical_type:
-                    return None  # damage; pyarrow ends the process when asked for such statistics
-                statistics = chunk.statistics
+                if not self._can_ask(index, column):
+                    return None
+                statistics = self._metadata.row_group(index).column(leaf).statistics
                 if statistics is None or not statistics.has_null_count:
                     return None
                 nulls += statistics.null_count
                 if statistics.has_min_max:
                     lows.append(statistics.min)
                     highs.append(statistics.max)
-                elif statistics.null_count < self._metadata.row_group(index).num_rows:
+                elif statistics.null_count < self._sizes[index]:
                     return None
             except DAMAGE:
                 return None  # statistics are a shortcut; a type that they can't tell is read instead
@@ -94,6 +95,29 @@ class ParquetReader:
             return Bounds(min(lows), max(highs), nulls)
         except TypeError:
             return None
+
+    def _can_ask(self, group: int, column: str) -> bool:
+        """Returns whether a column chunk's metadata is sound enough to ask pyarrow for its statistics.
+
+        For some damaged footers pyarrow ends the whole process where it is asked for statistics, but raises
+        an exception where it reads; so the first row is read first. Object stores check their data themselves.
+        """
+        if "://" in self._file.path:
+            return True
+        known = self._asked.get((group, column))
+        if known is None:
+            try:
+                with self._file.open() as stream:
+                    file = pq.ParquetFile(
+                        stream, metadata=self._metadata, buffer_size=1 << 12, pre_buffer=False
+                    )
+                    for _ in file.iter_batches(1, row_groups=[group], columns=[column], use_threads=False):
+                        break
+                known = True
+            except DAMAGE:
+                known = False
+            self._asked[group, column] = known
+        return known
 
     def read(self, part: Part, columns: Sequence[str], bad: BadRow) -> Iterator[tuple[pa.RecordBatch, int]]:
         del bad  # a Parquet file has no broken rows: it can be read or it can't

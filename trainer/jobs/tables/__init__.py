@@ -24,5 +24,5 @@ def load(name: str) -> dict[str, Any]:
     if path.exists():
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return table
-    table = yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506
+    table = yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), Loader=_LOADER)
     return table
