@@ -7,11 +7,13 @@ uv=$1
 shift
 more=("$@")
 
+# Extras stay in the pins: the pip of Python 3.10 takes `x[extra]` for unpinned where the lock says only `x==1`.
 lock() {
   local name=$1
   shift
   echo "requirements/$name.txt"
-  "$uv" pip compile --quiet --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links --no-config \
+  "$uv" pip compile --quiet --no-config --generate-hashes --no-strip-extras \
+    --no-emit-index-url --no-emit-find-links \
     --custom-compile-command "make lock" --output-file "$name.txt" "$@" ${more[@]+"${more[@]}"} "$name.in"
 }
 

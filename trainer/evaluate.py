@@ -18,8 +18,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import tensorflow as tf
 
-from trainer import storage
+from trainer import losses, metrics, storage
 from trainer.config import Config
 from trainer.data import checks, columns
 from trainer.data.labels import LabelEncoder
@@ -104,10 +105,6 @@ def evaluate(
     Raises:
         UserError: A label is unknown, or all weights are 0.
     """
-    import tensorflow as tf
-
-    from trainer import losses, metrics
-
     label = served.metadata["label"]
     spec = LabelSpec(config.task, tuple(label["columns"]), tuple(label["classes"]))
     encode = LabelEncoder(spec)

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
+import tensorflow as tf
 from pydantic import ValidationError
 
 from trainer import storage
@@ -188,8 +189,6 @@ def write(path: str, kind: str, parts: Iterator[pa.Table]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             scratch = os.path.join(folder, "predictions")
             count = _write(scratch, kind, parts)
-            import tensorflow as tf
-
             tf.io.gfile.copy(scratch, path, overwrite=True)
         return count
     storage.make_folder(os.path.dirname(path) or ".")

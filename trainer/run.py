@@ -111,6 +111,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
             monitor, _ = callbacks.monitor_of(config, has_validation=splits.validation is not None)
             reporter = Reporter(config.training.objective or monitor, me)
             features = _features(config, splits, folder)
+            export.signatures.signature_inputs(features, config)  # names that can't be exported, said now
         with clock.phase("encode"):
             pipelines = _pipelines(config, splits, features, paths, strategy, folder)
         stop.check("before training")
@@ -166,7 +167,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
         sample = leaks.head(gate_source, list(features.columns), config.export.parity_rows)
         with clock.phase("export"):
             key = export.signatures.key_type(splits.train.schema, config)
-            staged = export.stage(served, features, config, paths.model, key=key, examples=sample.slice(0, 3))
+            staged = export.stage(served, features, config, paths.model, key=key, examples=sample.slice(0, 8))
         stack.callback(staged.discard)
         with clock.phase("parity"):
             gate = parity.run_gate(config, features, staged, sample, predict, paths.output)

@@ -77,11 +77,13 @@ def test_predictions_of_the_saved_model_give_the_figures_of_the_run(small: Small
     test = [
         (truth, probability)
         for at, truth, probability in zip(
-            small.table["at"].to_pylist(), small.table["late"].to_pylist(), predictions["probability"].to_pylist(),
+            small.table["at"].to_pylist(),
+            small.table["late"].to_pylist(),
+            predictions["probability"].to_pylist(),
             strict=True,
         )
         if at.isoformat() >= "2024-01-19" and truth is not None
-    ]  # fmt: skip
+    ]
     from sklearn.metrics import log_loss, roc_auc_score
 
     truth, probability = (np.array(values) for values in zip(*test, strict=True))

@@ -313,7 +313,8 @@ CASES: list[Case] = [
         "parameter-twice",
         "hp_tuning",
         "parameterId: optimizer",
-        "parameterId: optimizer\n    categoricalValueSpec: {values: [sgd]}\n  - parameterId: training.optimizer",
+        "parameterId: optimizer\n    categoricalValueSpec: {values: [sgd]}\n"
+        "  - parameterId: training.optimizer",
         "maxTrialCount: 40",
         "maxTrialCount: 60",
     ),

@@ -1,7 +1,7 @@
 """Row filters of the local BigQuery server: a small part of SQL, evaluated on Arrow. Adopters: leave.
 
 OR, AND, NOT, parentheses; =, !=, <>, <, <=, >, >=; IS [NOT] NULL; [NOT] IN; [NOT] BETWEEN; columns (dotted,
-in backquotes or not, in any case); numbers, texts, TRUE, FALSE; DATE '...' and CAST('...' AS DATE) and the like;
+in backquotes or not, in any case); numbers, texts, TRUE, FALSE; DATE '...', CAST('...' AS DATE) and the like;
 MOD and IS_NAN. NULL is neither true nor false, as in SQL.
 """
 

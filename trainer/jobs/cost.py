@@ -220,7 +220,8 @@ def _totals(found: Bill) -> list[str]:
         f"trial: {hours:.3g} h: {both(each)}",
         f"study: {found.trials} trials are {found.trials * hours:.3g} machine hours: {both(total)}{own}",
         f"  {found.parallel} at once: done in {found.rounds * hours:.3g} h, at {_amount(at_once.on_demand)} "
-        f"an hour; one after another: {found.trials * hours:.3g} h, at {_amount(found.hour.on_demand)} an hour",
+        f"an hour; one after another: {found.trials * hours:.3g} h, "
+        f"at {_amount(found.hour.on_demand)} an hour",
         f"hours from {found.estimate.how}",
     ]
 

@@ -1,0 +1,408 @@
+"""Read sessions of BigQuery: opened once, kept in a file of the run, renewed when they expire. Adopters: leave."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from trainer import storage
+from trainer.data.bigquery_client import Client, Failure, Table, explain
+from trainer.data.bigquery_stream import Patience, first_rows
+from trainer.errors import UserError
+
+_LOG = logging.getLogger("trainer")
+_UTC = datetime.timezone.utc
+_SPARE = datetime.timedelta(minutes=5)  # a session with less life left than this isn't taken up again
+_WAIT_SECONDS = 600.0  # how long other workers wait for the chief to open a session
+_POLL_SECONDS = 1.0
+
+
+class Ledger:
+    """What a run has to remember of its sessions: a small JSON file, or memory alone.
+
+    The chief's process writes the file; the other workers of a run wait for what they need to appear in it, so
+    that all read the same streams. Safe to use from threads.
+    """
+
+    def __init__(self, path: str | None = None, *, writes: bool = True) -> None:
+        """Opens the ledger.
+
+        Args:
+            path: the file, local or gs://; None keeps it in memory.
+            writes: whether this process is the one that writes.
+        """
+        self.path = path
+        self.writes = writes or path is None
+        self._lock = threading.RLock()
+        self._pages: dict[str, dict[str, Any]] = self._read()
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            found = storage.read_json(self.path) if self.path else None
+        except ValueError:  # not JSON: nothing in it can be trusted
+            found = None
+        pages = found.get("pages") if isinstance(found, dict) else None
+        return pages if isinstance(pages, dict) else {}
+
+    def get(self, page: str, key: str) -> Any:
+        """Returns an entry, or None."""
+        with self._lock:
+            return self._pages.get(page, {}).get(key)
+
+    def put(self, page: str, key: str, value: Any) -> None:
+        """Sets an entry (None removes it) and writes the file."""
+        with self._lock:
+            entries = self._pages.setdefault(page, {})
+            if value is None:
+                entries.pop(key, None)
+            else:
+                entries[key] = value
+            if self.path and self.writes:
+                storage.write_json(self.path, {"version": 1, "pages": self._pages})
+
+    def shared(self, page: str, key: str, usable: Callable[[Any], bool], make: Callable[[], Any]) -> Any:
+        """Returns an entry that all workers share: a usable one, or what the chief makes.
+
+        Args:
+            page: part of the ledger.
+            key: name of the entry.
+            usable: whether an entry that is there can be used.
+            make: makes a new one.
+
+        Raises:
+            UserError: the chief made none within ten minutes.
+        """
+        with self._lock:
+            found = self.get(page, key)
+            if found is not None and usable(found):
+                return found
+            if self.writes:
+                self.put(page, key, make())
+                return self.get(page, key)
+            until = time.monotonic() + _WAIT_SECONDS
+            while time.monotonic() < until:
+                self._pages = self._read()
+                found = self.get(page, key)
+                if found is not None and usable(found):
+                    return found
+                time.sleep(_POLL_SECONDS)
+        raise UserError(
+            f"{self.path}: the chief has opened no read session within {_WAIT_SECONDS:g} s; all workers need "
+            "the same output folder, and its log may tell why"
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a session is asked for.
+
+    Attributes:
+        table: the table.
+        fields: selected fields; () for all.
+        restriction: row filter, or "".
+        most: most streams; 0 lets the service choose.
+        least: streams that would be good to have.
+        codec: how Arrow buffers are compressed: "lz4", "zstd" or "none".
+        snapshot: the moment as of which the table is read.
+        billing: the project that is billed.
+    """
+
+    table: Table
+    fields: tuple[str, ...]
+    restriction: str
+    most: int
+    least: int
+    codec: str
+    snapshot: datetime.datetime
+    billing: str
+
+    @property
+    def key(self) -> str:
+        """The name of such a session in the ledger."""
+        about = [str(self.table), sorted(self.fields), self.restriction, self.most, self.codec, self.billing]
+        text = json.dumps([*about, self.snapshot.isoformat()])
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    def message(self) -> Any:
+        """Returns the CreateReadSessionRequest."""
+        from google.cloud.bigquery_storage_v1 import types
+
+        codecs = types.ArrowSerializationOptions.CompressionCodec
+        codec = {"lz4": codecs.LZ4_FRAME, "zstd": codecs.ZSTD}.get(self.codec, codecs.COMPRESSION_UNSPECIFIED)
+        options = types.ReadSession.TableReadOptions(
+            selected_fields=list(self.fields),
+            row_restriction=self.restriction,
+            arrow_serialization_options=types.ArrowSerializationOptions(buffer_compression=codec),
+        )
+        session = types.ReadSession(
+            table=self.table.path,
+            data_format=types.DataFormat.ARROW,
+            read_options=options,
+            table_modifiers=types.ReadSession.TableModifiers(snapshot_time=self.snapshot),
+        )
+        return types.CreateReadSessionRequest(
+            parent=f"projects/{self.billing}",
+            read_session=session,
+            max_stream_count=self.most,
+            preferred_min_stream_count=min(self.least, self.most) if self.most else self.least,
+        )
+
+
+@dataclass
+class Opened:
+    """A session as the service gave it.
+
+    Attributes:
+        name: its name.
+        streams: names of its streams.
+        expires: end of its life.
+        schema: columns of its rows.
+        rows: number of rows of the table, as estimated.
+        first: hash of the first rows of each stream, where they were read, else None.
+        generation: how often a run's session was replaced by one that cuts the table otherwise.
+    """
+
+    name: str
+    streams: list[str]
+    expires: datetime.datetime
+    schema: pa.Schema
+    rows: int
+    first: list[str | None] = field(default_factory=list)
+    generation: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the session for the ledger."""
+        return {
+            "name": self.name,
+            "streams": self.streams,
+            "expires": self.expires.isoformat(),
+            "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
+            "rows": self.rows,
+            "first": self.first,
+            "generation": self.generation,
+        }
+
+    @classmethod
+    def from_dict(cls, entry: dict[str, Any]) -> Opened:
+        """Returns a session from the ledger."""
+        return cls(
+            entry["name"],
+            list(entry["streams"]),
+            datetime.datetime.fromisoformat(entry["expires"]),
+            pa.ipc.read_schema(pa.py_buffer(base64.b64decode(entry["schema"]))),
+            entry["rows"],
+            list(entry["first"]),
+            entry["generation"],
+        )
+
+
+def open_session(client: Client, request: Request, patience: Patience) -> Opened:
+    """Opens a read session, and waits out limits that pass.
+
+    Raises:
+        UserError: the table can't be read, with the reason.
+    """
+    patience = patience.anew()
+    while True:
+        began = time.monotonic()
+        try:
+            made = client.create(request.message())
+        except Failure as failure:
+            if not failure.passing:
+                raise explain(
+                    failure,
+                    what=str(request.table),
+                    table=request.table,
+                    billing=request.billing,
+                    account=client.account,
+                    restriction=request.restriction,
+                ) from failure
+            patience.wait(failure, f"{request.table}: no read session could be opened", began)
+            continue
+        schema = pa.ipc.read_schema(pa.py_buffer(made.arrow_schema.serialized_schema))
+        expires = made.expire_time
+        if not expires:
+            expires = datetime.datetime.now(_UTC) + datetime.timedelta(hours=6)
+        expires = datetime.datetime.fromtimestamp(expires.timestamp(), _UTC)
+        names = [stream.name for stream in made.streams]
+        return Opened(made.name, names, expires, schema, made.estimated_row_count, [None] * len(names))
+
+
+class Session:
+    """A session of a run: the one that the ledger holds, or a new one; renewed when it has expired.
+
+    Safe to use from threads.
+
+    Attributes:
+        request: what it was asked for.
+        opened: the session of now.
+        recut_at_start: whether it replaces a session of an earlier start and cuts the table otherwise.
+    """
+
+    def __init__(self, client: Client, request: Request, ledger: Ledger, patience: Patience) -> None:
+        self.request = request
+        self.recut_at_start = False
+        self._client = client
+        self._ledger = ledger
+        self._patience = patience
+        self._lock = threading.RLock()
+        entry = ledger.shared("sessions", request.key, self._alive, self._first)
+        self.opened = Opened.from_dict(entry)
+
+    @staticmethod
+    def _alive(entry: dict[str, Any]) -> bool:
+        return datetime.datetime.fromisoformat(entry["expires"]) > datetime.datetime.now(_UTC) + _SPARE
+
+    def _first(self) -> dict[str, Any]:
+        """Opens the session at the start of a run, in place of an expired one if there was one."""
+        entry = self._ledger.get("sessions", self.request.key)
+        if entry is None:
+            opened = open_session(self._client, self.request, self._patience)
+            _LOG.info(
+                "%s: read session with %d stream(s) as of %s, billed to %s%s",
+                self.request.table,
+                len(opened.streams),
+                self.request.snapshot.isoformat(timespec="seconds"),
+                self.request.billing,
+                f", rows where {self.request.restriction}" if self.request.restriction else "",
+            )
+            return opened.as_dict()
+        old = Opened.from_dict(entry)
+        opened = self._again(old)
+        self.recut_at_start = opened.generation != old.generation
+        return opened.as_dict()
+
+    def _again(self, old: Opened) -> Opened:
+        """Opens a session like an expired one; of another generation, if it cuts the table otherwise."""
+        request = replace(self.request, most=len(old.streams) or self.request.most)
+        opened = open_session(self._client, request, self._patience)
+        _same_columns(self.request.table, old.schema, opened.schema)
+        opened.generation = old.generation
+        if self._alike(old, opened):
+            opened.first = old.first
+            _LOG.info(
+                "%s: the read session expired; a new one as of the same moment has the same streams: no row is "
+                "lost or read twice",
+                self.request.table,
+            )
+        else:
+            opened.generation += 1
+        return opened
+
+    def _alike(self, old: Opened, new: Opened) -> bool:
+        if len(old.streams) != len(new.streams):
+            return False
+        for stream, known in enumerate(old.first):
+            if known is None:
+                continue
+            if self.fingerprint(new, stream) != known:
+                return False
+        return True
+
+    def fingerprint(self, opened: Opened, stream: int) -> str:
+        """Reads the first rows of a stream and returns their hash."""
+        batch = first_rows(
+            self._client, opened.streams[stream], opened.schema, self._patience, self.failed(stream)
+        )
+        return hash_rows(batch)
+
+    def note_first(self, stream: int, batch: pa.RecordBatch | None) -> None:
+        """Remembers the first rows of a stream, so that a later session can be compared with this one."""
+        if self.opened.first[stream] is None:
+            self.opened.first[stream] = hash_rows(batch)
+
+    def save(self) -> None:
+        """Writes what is known of the session to the ledger."""
+        with self._lock:
+            self._ledger.put("sessions", self.request.key, self.opened.as_dict())
+
+    def renew(self, expired: str) -> None:
+        """Replaces an expired session, once for all threads that find it expired.
+
+        The new one has another `opened.generation` if (stream, offset) no longer means the same row.
+
+        Args:
+            expired: name of the session that the caller found expired.
+        """
+        with self._lock:
+            if self.opened.name == expired:
+                before = self.opened
+                entry = self._ledger.shared(
+                    "sessions",
+                    self.request.key,
+                    lambda found: found["name"] != expired and self._alive(found),
+                    lambda: self._again(before).as_dict(),
+                )
+                self.opened = Opened.from_dict(entry)
+
+    def failed(self, stream: int) -> Callable[[Failure], UserError]:
+        """Returns what makes the error of a stream."""
+
+        def make(failure: Failure) -> UserError:
+            return explain(
+                failure,
+                what=self.describe(stream),
+                table=self.request.table,
+                billing=self.request.billing,
+                account=self._client.account,
+                reading=True,
+            )
+
+        return make
+
+    def describe(self, stream: int) -> str:
+        """Names a stream for a person."""
+        return f"{self.request.table}, stream {stream + 1} of {len(self.opened.streams)}"
+
+
+def hash_rows(batch: pa.RecordBatch | None) -> str:
+    """Returns a hash of the first rows of a batch; an empty stream has one too."""
+    rows = [] if batch is None else batch.slice(0, 16).to_pylist()
+    return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+
+def _same_columns(table: Table, old: pa.Schema, new: pa.Schema) -> None:
+    before = {one.name: one.type for one in old}
+    after = {one.name: one.type for one in new}
+    for name in dict.fromkeys([*before, *after]):
+        if before.get(name) != after.get(name):
+            raise UserError(
+                f"{table}: column {name!r} was {before.get(name, 'not there')} when the run began and is "
+                f"{after.get(name, 'not there')} now; start anew with --fresh"
+            )
+
+
+def snapshot(asked: str | None, table: Table, ledger: Ledger) -> datetime.datetime:
+    """Returns the moment as of which a run reads a table: data.snapshot, or when the run first opened it."""
+    from trainer.data.times import parse_time
+
+    if asked is not None:
+        try:
+            return parse_time(asked)
+        except ValueError:
+            raise UserError(
+                f"data.snapshot={asked!r} is no moment; expected ISO 8601 such as 2024-05-01T12:00:00Z"
+            ) from None
+    entry = ledger.shared(
+        "snapshots",
+        str(table),
+        lambda found: isinstance(found, str),
+        lambda: datetime.datetime.now(_UTC).isoformat(timespec="milliseconds"),
+    )
+    return datetime.datetime.fromisoformat(entry)
+
+
+def least_streams(reader_threads: int, workers: int) -> int:
+    """Returns how many streams would be good to have: a few for each worker."""
+    return max(1, reader_threads) * max(1, workers)
+
