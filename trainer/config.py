@@ -108,6 +108,31 @@ class DataConfig(Section):
         True, description="Look for rows or keys in two splits, and for columns that give the label away."
     )
     max_bad_records: int = Field(100, ge=0, description="on_bad_record=skip: fail after this many.")
+    row_restriction: Texts = Field(
+        (),
+        description="BigQuery: condition on the rows, as in WHERE; several open a session each and must not "
+        "overlap.",
+    )
+    project: str | None = Field(
+        None,
+        min_length=1,
+        description="BigQuery: project that is billed; default: GOOGLE_CLOUD_PROJECT, CLOUD_ML_PROJECT_ID, else "
+        "the table's.",
+    )
+    streams: int = Field(
+        0, ge=0, le=1000, description="BigQuery: most streams of a session; 0 lets the service choose."
+    )
+    snapshot: str | None = Field(
+        None,
+        min_length=1,
+        description="BigQuery: moment (ISO 8601) as of which the table is read; default: start of the run.",
+    )
+    compression: Literal["lz4", "zstd", "none"] = Field(
+        "lz4", description="BigQuery: how rows are compressed on their way."
+    )
+    retry_seconds: float = Field(
+        600.0, gt=0, description="BigQuery: give up on a stream that gave no row for this long."
+    )
 
 
 class LabelConfig(Section):

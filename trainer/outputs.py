@@ -27,6 +27,9 @@ FREE_KEYS = (
     "data.cache",
     "data.cache_dir",
     "data.reader_threads",
+    "data.project",
+    "data.compression",
+    "data.retry_seconds",
     "training.steps_per_call",
 )
 

@@ -107,7 +107,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
 
         # 1. Data: open the splits, learn the statistics from train alone, fill the caches.
         with clock.phase("features"):
-            splits = open_splits(config)
+            splits = open_splits(config, memory=paths.file("bigquery.json"))
             monitor, _ = callbacks.monitor_of(config, has_validation=splits.validation is not None)
             reporter = Reporter(config.training.objective or monitor, me)
             features = _features(config, splits, folder)

@@ -205,3 +205,28 @@ def test_starts_fast_and_without_tensorflow(verb: str) -> None:
     assert tensorflow == "False"
     assert exit_code == "0"
     assert float(seconds) < 1.0, f"{verb} took {seconds} s of CPU time"
+
+
+def test_docs_list_every_rule() -> None:
+    page = (ROOT / "docs" / "jobs.md").read_text()
+    for rule, (severity, about) in rules.RULES.items():
+        assert f"| `{rule}` | {severity} | {about} |" in page
+    for path in SHIPPED:
+        assert path.name in page or path.name.startswith("prebuilt_")
+
+
+def test_tables_agree_with_each_other() -> None:
+    from trainer.jobs import hardware, tables
+
+    accelerators = set(tables.load("api")["enums"]["AcceleratorType"])
+    offered = {name for names in hardware.regions().values() for name in names}
+    assert offered <= accelerators | set(hardware.tpus())
+    assert offered - set(hardware.tpus()) <= set(hardware.gpus())
+    for machine in hardware.machines().values():
+        assert machine.tpu in {"", *hardware.tpus()}
+        assert machine.accelerator in {"", *hardware.gpus()}
+        assert machine.tpu or machine.gbps > 0
+    for use in ("training", "prediction"):
+        for row in tables.load("images")[use].values():
+            assert ("support" in row) == ("available" in row) == (row["tensorflow"] != "nightly")
+            assert "support" not in row or row["support"] <= row["available"]

@@ -17,6 +17,7 @@ from trainer.errors import UserError
 
 EMULATOR = "BIGQUERY_STORAGE_EMULATOR_HOST"
 SCHEMES = ("bigquery://", "bq://")  # the second is how the training service writes it
+_HOST = "bigquerystorage.googleapis.com:443"
 _READ_ROWS = "/google.cloud.bigquery.storage.v1.BigQueryRead/ReadRows"
 _MOST_CONNECTIONS = 4  # one carries some 100 MB/s and more; a few let several streams run side by side
 _CREATE_SECONDS = 120.0
@@ -72,7 +73,7 @@ def parse_table(source: str) -> Table:
 
 
 def billing_project(asked: str | None, table: Table, environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the project that is billed: `asked` (data.project), else what the service says, else the table's."""
+    """Returns the billed project: `asked` (data.project), what the service says, or the table's."""
     for value in (asked, environ.get("GOOGLE_CLOUD_PROJECT"), environ.get("CLOUD_ML_PROJECT_ID")):
         if value and value.strip():
             return value.strip()
@@ -80,7 +81,7 @@ def billing_project(asked: str | None, table: Table, environ: Mapping[str, str] 
 
 
 @dataclass
-class Failure(Exception):
+class CallError(Exception):
     """An answer of the service that is an error.
 
     Attributes:
@@ -178,18 +179,19 @@ class Client:
             BigQueryReadGrpcTransport,
         )
 
-        scopes = ("https://www.googleapis.com/auth/bigquery", "https://www.googleapis.com/auth/cloud-platform")
+        scopes = (
+            "https://www.googleapis.com/auth/bigquery",
+            "https://www.googleapis.com/auth/cloud-platform",
+        )
         try:
             credentials, _ = google.auth.default(scopes=scopes)
         except exceptions.GoogleAuthError as error:
             raise no_credentials(error) from error
         self.account = str(getattr(credentials, "service_account_email", None) or "the signed-in user")
-        host = BigQueryReadGrpcTransport.DEFAULT_HOST if hasattr(BigQueryReadGrpcTransport, "DEFAULT_HOST") else None
-        host = host or "bigquerystorage.googleapis.com"
         return [
             BigQueryReadGrpcTransport(
                 channel=BigQueryReadGrpcTransport.create_channel(
-                    f"{host}:443", credentials=credentials, scopes=scopes, options=self._options()
+                    _HOST, credentials=credentials, scopes=scopes, options=self._options()
                 )
             )
             for _ in range(self._count)
@@ -199,7 +201,7 @@ class Client:
         """Opens a read session.
 
         Raises:
-            Failure: the service refuses, or can't be reached.
+            CallError: the service refuses, or can't be reached.
             UserError: there are no credentials.
         """
         self._connected()
@@ -213,7 +215,7 @@ class Client:
         except exceptions.GoogleAPICallError as error:
             raise _api_failure(error) from error
         except exceptions.RetryError as error:
-            raise Failure("UNAVAILABLE", str(error)) from error
+            raise CallError("UNAVAILABLE", str(error)) from error
         except GoogleAuthError as error:
             raise no_credentials(error) from error
 
@@ -241,13 +243,13 @@ def _serialize(request: Any) -> bytes:
     return type(request).serialize(request)  # type: ignore[no-any-return]
 
 
-def _api_failure(error: Any) -> Failure:
+def _api_failure(error: Any) -> CallError:
     status = getattr(error, "grpc_status_code", None)
     code = status.name if status is not None else type(error).__name__
-    return Failure(code, str(error.message), _delay(error.details))
+    return CallError(code, str(error.message), _delay(error.details))
 
 
-def rpc_failure(error: Any) -> Failure:
+def rpc_failure(error: Any) -> CallError:
     """Returns what went wrong in a call made with `Client.read` (a grpc.RpcError)."""
     details: Sequence[Any] = ()
     try:
@@ -257,7 +259,7 @@ def rpc_failure(error: Any) -> Failure:
         details = status.details if status is not None else ()
     except (ImportError, ValueError, AttributeError):
         pass  # details only say how long to wait
-    return Failure(error.code().name, error.details() or "", _delay(details))
+    return CallError(error.code().name, error.details() or "", _delay(details))
 
 
 def _delay(details: Sequence[Any]) -> float | None:
@@ -293,7 +295,7 @@ def _line(error: object) -> str:
 
 
 def explain(
-    failure: Failure,
+    failure: CallError,
     *,
     what: str,
     table: Table,
@@ -317,25 +319,36 @@ def explain(
     rules: list[tuple[Callable[[], bool], Callable[[], str]]] = [
         (
             lambda: "non-table entities" in message,
-            lambda: "is a view or an external table, and the Storage Read API reads stored tables only; write "
-            f"its rows to a table (CREATE TABLE {table.dataset}.{table.table}_rows AS SELECT * FROM "
-            f"`{table.project}.{table.dataset}.{table.table}`) and name that one",
+            lambda: (
+                "is a view or an external table, and the Storage Read API reads stored tables only; write "
+                f"its rows to a table (CREATE TABLE {table.dataset}.{table.table}_rows AS SELECT * FROM "
+                f"`{table.project}.{table.dataset}.{table.table}`) and name that one"
+            ),
         ),
         (
             lambda: bool(restriction) and re.search("row filter|row_restriction", message, re.I) is not None,
-            lambda: f"the filter {restriction!r} (data.row_restriction and the split) was refused; expected a "
-            "condition as in WHERE, without sub-queries or aggregates",
+            lambda: (
+                f"the filter {restriction!r} (data.row_restriction and the split) was refused; expected a "
+                "condition as in WHERE, without sub-queries or aggregates"
+            ),
         ),
         (
             lambda: "snapshot" in message.lower() or "time travel" in message.lower(),
-            lambda: "the table can't be read as it was at that moment (BigQuery keeps 7 days unless the "
-            "dataset says otherwise); start anew with --fresh or set data.snapshot",
+            lambda: (
+                "the table can't be read as it was at that moment (BigQuery keeps 7 days unless the "
+                "dataset says otherwise); start anew with --fresh or set data.snapshot"
+            ),
         ),
-        (lambda: failure.code == "PERMISSION_DENIED", lambda: _denied(message, table, billing, account, reading)),
+        (
+            lambda: failure.code == "PERMISSION_DENIED",
+            lambda: _denied(message, table, billing, account, reading),
+        ),
         (
             lambda: failure.code == "NOT_FOUND",
-            lambda: f"not found (billing project {billing}); check project, dataset, table and, for a table in "
-            "another region or project, that the account may see it",
+            lambda: (
+                f"not found (billing project {billing}); check project, dataset, table and, for a table in "
+                "another region or project, that the account may see it"
+            ),
         ),
         (lambda: failure.code == "UNAUTHENTICATED", lambda: f"the credentials of {account} were refused"),
     ]

@@ -86,7 +86,7 @@ def sql_type(kind: pa.DataType) -> str:
 
 
 def resolve(asked: Wanted, columns: Mapping[str, Column], table: Table) -> dict[str, pa.DataType]:
-    """Returns the type in which each wanted column is given: that of the config, integers kept where they may be.
+    """Returns the type in which each wanted column is given: the config's, integers kept where they may be.
 
     Raises:
         UserError: a column is of a type from which the wanted one can't be made.
@@ -98,8 +98,8 @@ def resolve(asked: Wanted, columns: Mapping[str, Column], table: Table) -> dict[
             kind = cast.INTEGER
         if not _fits(column.kind, kind):
             raise UserError(
-                f"{table}: column {name!r} is {sql_type(column.kind)}, where {cast.describe(kind)} is wanted; "
-                f"{_way_out(column, kind)}"
+                f"{table}: column {name!r} is {sql_type(column.kind)}, where {cast.describe(kind)} is "
+                f"wanted; {_way_out(column, kind)}"
             )
         types[name] = kind
     return types

@@ -1,4 +1,4 @@
-"""Read sessions of BigQuery: opened once, kept in a file of the run, renewed when they expire. Adopters: leave."""
+"""BigQuery read sessions: opened once, kept in a file of the run, renewed when expired. Adopters: leave."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainer import storage
-from trainer.data.bigquery_client import Client, Failure, Table, explain
+from trainer.data.bigquery_client import CallError, Client, Table, explain
 from trainer.data.bigquery_stream import Patience, first_rows
 from trainer.errors import UserError
 
@@ -30,9 +30,11 @@ _POLL_SECONDS = 1.0
 class Ledger:
     """What a run has to remember of its sessions: a small JSON file, or memory alone.
 
-    The chief's process writes the file; the other workers of a run wait for what they need to appear in it, so
-    that all read the same streams. Safe to use from threads.
+    The chief's process writes the file; the other workers of a run wait for what they need to appear in it,
+    so that all read the same streams. Safe to use from threads, and several of one file may be open.
     """
+
+    _lock = threading.RLock()  # of all ledgers: some write to the same file
 
     def __init__(self, path: str | None = None, *, writes: bool = True) -> None:
         """Opens the ledger.
@@ -43,7 +45,6 @@ class Ledger:
         """
         self.path = path
         self.writes = writes or path is None
-        self._lock = threading.RLock()
         self._pages: dict[str, dict[str, Any]] = self._read()
 
     def _read(self) -> dict[str, dict[str, Any]]:
@@ -60,13 +61,11 @@ class Ledger:
             return self._pages.get(page, {}).get(key)
 
     def put(self, page: str, key: str, value: Any) -> None:
-        """Sets an entry (None removes it) and writes the file."""
+        """Sets an entry and writes the file."""
         with self._lock:
-            entries = self._pages.setdefault(page, {})
-            if value is None:
-                entries.pop(key, None)
-            else:
-                entries[key] = value
+            if self.path and self.writes:
+                self._pages = self._read()
+            self._pages.setdefault(page, {})[key] = value
             if self.path and self.writes:
                 storage.write_json(self.path, {"version": 1, "pages": self._pages})
 
@@ -129,8 +128,8 @@ class Request:
     @property
     def key(self) -> str:
         """The name of such a session in the ledger."""
-        about = [str(self.table), sorted(self.fields), self.restriction, self.most, self.codec, self.billing]
-        text = json.dumps([*about, self.snapshot.isoformat()])
+        about = [str(self.table), sorted(self.fields), self.restriction, self.most, self.snapshot.isoformat()]
+        text = json.dumps(about)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def message(self) -> Any:
@@ -217,7 +216,7 @@ def open_session(client: Client, request: Request, patience: Patience) -> Opened
         began = time.monotonic()
         try:
             made = client.create(request.message())
-        except Failure as failure:
+        except CallError as failure:
             if not failure.passing:
                 raise explain(
                     failure,
@@ -246,17 +245,36 @@ class Session:
     Attributes:
         request: what it was asked for.
         opened: the session of now.
-        recut_at_start: whether it replaces a session of an earlier start and cuts the table otherwise.
     """
 
-    def __init__(self, client: Client, request: Request, ledger: Ledger, patience: Patience) -> None:
+    def __init__(
+        self,
+        client: Client,
+        request: Request,
+        ledger: Ledger,
+        patience: Patience,
+        *,
+        kept_schema: bool = False,
+    ) -> None:
+        """Takes a session up or opens one.
+
+        Args:
+            client: the connections.
+            request: what is asked for.
+            ledger: where the run keeps its sessions.
+            patience: how long failures are waited out.
+            kept_schema: whether only its columns are wanted, so that an expired one will do.
+
+        Raises:
+            UserError: the table can't be read, with the reason.
+        """
         self.request = request
-        self.recut_at_start = False
         self._client = client
         self._ledger = ledger
         self._patience = patience
         self._lock = threading.RLock()
-        entry = ledger.shared("sessions", request.key, self._alive, self._first)
+        usable = (lambda entry: True) if kept_schema else self._alive
+        entry = ledger.shared("sessions", request.key, usable, self._first)
         self.opened = Opened.from_dict(entry)
 
     @staticmethod
@@ -268,7 +286,9 @@ class Session:
         entry = self._ledger.get("sessions", self.request.key)
         if entry is None:
             opened = open_session(self._client, self.request, self._patience)
-            _LOG.info(
+            level = logging.INFO if self.request.fields else logging.DEBUG
+            _LOG.log(
+                level,
                 "%s: read session with %d stream(s) as of %s, billed to %s%s",
                 self.request.table,
                 len(opened.streams),
@@ -277,10 +297,7 @@ class Session:
                 f", rows where {self.request.restriction}" if self.request.restriction else "",
             )
             return opened.as_dict()
-        old = Opened.from_dict(entry)
-        opened = self._again(old)
-        self.recut_at_start = opened.generation != old.generation
-        return opened.as_dict()
+        return self._again(Opened.from_dict(entry)).as_dict()
 
     def _again(self, old: Opened) -> Opened:
         """Opens a session like an expired one; of another generation, if it cuts the table otherwise."""
@@ -291,8 +308,8 @@ class Session:
         if self._alike(old, opened):
             opened.first = old.first
             _LOG.info(
-                "%s: the read session expired; a new one as of the same moment has the same streams: no row is "
-                "lost or read twice",
+                "%s: the read session expired; a new one as of the same moment has the same streams: no row "
+                "is lost or read twice",
                 self.request.table,
             )
         else:
@@ -345,10 +362,10 @@ class Session:
                 )
                 self.opened = Opened.from_dict(entry)
 
-    def failed(self, stream: int) -> Callable[[Failure], UserError]:
+    def failed(self, stream: int) -> Callable[[CallError], UserError]:
         """Returns what makes the error of a stream."""
 
-        def make(failure: Failure) -> UserError:
+        def make(failure: CallError) -> UserError:
             return explain(
                 failure,
                 what=self.describe(stream),
@@ -405,4 +422,3 @@ def snapshot(asked: str | None, table: Table, ledger: Ledger) -> datetime.dateti
 def least_streams(reader_threads: int, workers: int) -> int:
     """Returns how many streams would be good to have: a few for each worker."""
     return max(1, reader_threads) * max(1, workers)
-

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from trainer.data.bigquery_client import CALL_SECONDS, Client, Failure, rpc_failure
+from trainer.data.bigquery_client import CALL_SECONDS, CallError, Client, rpc_failure
 from trainer.errors import UserError
 
 _LOG = logging.getLogger("trainer")
@@ -45,7 +45,7 @@ class Patience:
         """Returns the same patience, with nothing of it spent."""
         return replace(self, _spent=0.0, _tries=0)
 
-    def wait(self, failure: Failure, what: str, began: float) -> None:
+    def wait(self, failure: CallError, what: str, began: float) -> None:
         """Waits before the next try: as long as the service asks, else longer each time.
 
         Args:
@@ -134,7 +134,7 @@ def decode(response: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
     """Returns the rows of a serialized ReadRowsResponse, or None if it has none.
 
     Raises:
-        Failure: the response is damaged; asking for it again may help.
+        CallError: the response is damaged; asking for it again may help.
     """
     try:
         message, _ = arrow_part(response)
@@ -142,7 +142,7 @@ def decode(response: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
             return None
         batch = pa.ipc.read_record_batch(message, schema)
     except (IndexError, pa.ArrowException, OSError) as error:
-        raise Failure("ABORTED", f"a damaged response ({error})") from error
+        raise CallError("ABORTED", f"a damaged response ({error})") from error
     return batch if batch.num_rows else None
 
 
@@ -176,7 +176,7 @@ def batches(
     place: Place,
     offset: int,
     patience: Patience,
-    failed: Callable[[Failure], UserError],
+    failed: Callable[[CallError], UserError],
     what: str,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yields (offset of the first row, rows) of a stream, each row once, whatever fails on the way.
@@ -212,7 +212,7 @@ def batches(
             return
         except grpc.RpcError as error:
             failure = rpc_failure(error)
-        except Failure as damaged:
+        except CallError as damaged:
             failure = damaged
         finally:
             call.cancel()
@@ -230,7 +230,7 @@ def first_rows(
     stream: str,
     schema: pa.Schema,
     patience: Patience,
-    failed: Callable[[Failure], UserError],
+    failed: Callable[[CallError], UserError],
 ) -> pa.RecordBatch | None:
     """Returns the first rows of a stream, or None if it is empty."""
     reading = batches(client, FixedPlace(stream, schema), 0, patience, failed, stream)

@@ -89,7 +89,11 @@ def in_memory(blocks: Iterable[BlocksLike], layout: RowFormat) -> np.ndarray:
 
     Parts are freed while they are copied together: the peak is one part above the result.
     """
-    parts = list(packed(blocks, layout))
+    parts: list[np.ndarray] = []
+    for part in packed(blocks, layout):
+        parts.append(part)
+        if len(parts) % 16 == 0:
+            _warn_of_memory(len(parts) * _PART_BYTES)
     rows = allocate(sum(len(part) for part in parts), layout.width)
     position = 0
     parts.reverse()
@@ -98,6 +102,17 @@ def in_memory(blocks: Iterable[BlocksLike], layout: RowFormat) -> np.ndarray:
         rows[position : position + len(part)] = part
         position += len(part)
     return rows
+
+
+def _warn_of_memory(taken: int) -> None:
+    available = available_memory()
+    if available is not None and available < taken // 4:
+        log.warning(
+            "data.cache=memory: the rows take %.1f GiB so far and %.1f GiB are left; data.cache=disk or none "
+            "takes less",
+            taken / 2**30,
+            available / 2**30,
+        )
 
 
 class DiskCache:

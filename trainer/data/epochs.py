@@ -102,7 +102,7 @@ class Epochs:
         reader: Reader | None = None,
     ) -> None:
         """Makes the epochs of packed rows (`matrix`, in memory or mapped) or of a counted `reader`."""
-        self._plan = plan
+        self.plan = plan
         self._layout = layout
         self._matrix = None if matrix is None else np.asarray(matrix)
         self._on_disk = on_disk
@@ -115,7 +115,7 @@ class Epochs:
             start: rows to leave out, a multiple of the batch.
             stop: row after the last, a multiple of the batch; None: the whole epoch.
         """
-        stop = self._plan.rows if stop is None else stop
+        stop = self.plan.rows if stop is None else stop
         if self._matrix is not None:
             yield from self._gather(self._matrix, None, start, stop, 0)
             return
@@ -125,7 +125,7 @@ class Epochs:
         schedule = order.interleave(counts, range(len(counts)), 1, max(counts, default=1))
         with closing(self._reader.pieces(order.cut(schedule, start, stop), self._reader.threads)) as pieces:
             source = _Rows(pieces, self._layout)
-            step = self._plan.chunk(self._layout)
+            step = self.plan.chunk(self._layout)
             for position in range(start, stop, step):
                 size = min(step, stop - position)
                 buffer = np.empty((size, self._layout.width), np.int32)
@@ -145,14 +145,14 @@ class Epochs:
             stop: row after the last, a multiple of the batch; None: the whole epoch.
             permutation: what `self.permutation(epoch)` gives, where it was made before.
         """
-        stop = self._plan.rows if stop is None else stop
+        stop = self.plan.rows if stop is None else stop
         if self._matrix is not None and not self._on_disk:
             wanted = self.permutation(epoch) if permutation is None else permutation
             yield from self._gather(self._matrix, wanted, start, stop, 0)
             return
         # Pools are filled whole: which rows are in the last batches depends on all rows of their pool.
-        size = self._plan.pool_rows
-        first, last = start // size * size, min(-(-stop // size) * size, self._plan.rows)
+        size = self.plan.pool_rows
+        first, last = start // size * size, min(-(-stop // size) * size, self.plan.rows)
         with closing(self._mixed(epoch, first, last)) as pieces:
             yield from self._pools(pieces, epoch, start, stop)
 
@@ -160,11 +160,11 @@ class Epochs:
         """Returns the order of all rows in an epoch, int64 [rows]; None where it is made pool by pool."""
         if self._matrix is None or self._on_disk:
             return None
-        return order.permutation(self._plan.rows, self._plan.seed, epoch)
+        return order.permutation(self.plan.rows, self.plan.seed, epoch)
 
     def _mixed(self, epoch: int, start: int, stop: int) -> Generator[Piece, None, None]:
         """Yields the pieces that fill the pools of an epoch, rows start..stop of the epoch."""
-        plan = self._plan
+        plan = self.plan
         if self._matrix is not None:
             size = DISK_BLOCK_ROWS
             counts = [min(size, plan.rows - first) for first in range(0, plan.rows, size)]
@@ -182,7 +182,7 @@ class Epochs:
 
     def _pools(self, pieces: Iterator[Piece], epoch: int, start: int, stop: int) -> Iterator[Chunk]:
         """Fills pools with pieces and yields each in random order; the next is filled meanwhile."""
-        plan = self._plan
+        plan = self.plan
         source = _Rows(pieces, self._layout)
         size = min(plan.pool_rows, plan.rows)
         buffers = [allocate(size, self._layout.width) for _ in range(2)]
@@ -211,7 +211,7 @@ class Epochs:
     def _gather(
         self, matrix: np.ndarray, wanted: np.ndarray | None, start: int, stop: int, position: int
     ) -> Iterator[Chunk]:
-        step = self._plan.chunk(self._layout)
+        step = self.plan.chunk(self._layout)
         for first in range(start, stop, step):
             last = min(first + step, stop)
             yield Chunk(self._own(matrix, wanted, first, last), position + first)
@@ -228,7 +228,7 @@ class Epochs:
         Returns:
             int32 [batches, shard_rows, width].
         """
-        plan, width = self._plan, matrix.shape[1]
+        plan, width = self.plan, matrix.shape[1]
         batches = -(-(last - first) // plan.batch_size)
         whole = last - first == batches * plan.batch_size
         if whole and wanted is None and plan.shard_count == 1:

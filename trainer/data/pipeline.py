@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from trainer.data import background
+from trainer.data import allocator, background
 from trainer.data.cache import DiskCache, available_memory, in_memory
 from trainer.data.epochs import Chunk, Epochs, Plan
 from trainer.data.packed import BlocksLike, RowFormat
@@ -69,7 +69,8 @@ class Pipeline:
             shuffle: whether `training` gives rows in a new order each epoch.
             cache: where encoded rows are kept after the first pass.
             cache_dir: cache="disk": a local folder.
-            fingerprint: cache="disk": hash of everything that the encoded rows depend on.
+            fingerprint: cache="disk": hash of how rows are encoded; which rows they are, the source tells
+                (`source.fingerprint()`, where it has one, and the names of its units).
             shuffle_rows: rows mixed at a time unless the cache is in memory; two such pools are held.
             chunk_rows: rows that are read, encoded and handed to TensorFlow at a time.
             reader_threads: units of the source read at once.
@@ -170,8 +171,6 @@ class Pipeline:
             )
         self._rows = found
         plan = Plan(rows=found, **self._plan_settings)
-        if self._shuffle and self._cache != "memory":
-            _warn_of_pool(plan, self.layout)
         self._epochs = Epochs(
             plan, self.layout, matrix=matrix, on_disk=self._cache == "disk", reader=self._reader
         )
@@ -191,13 +190,19 @@ class Pipeline:
         if self._cache == "memory":
             return in_memory(self._blocks(), self.layout)
         assert self._cache_dir is not None
-        about = json.dumps([self._fingerprint, self.layout.as_dict()], sort_keys=True)
+        about = json.dumps([self._fingerprint, self._identity(), self.layout.as_dict()], sort_keys=True)
         cache = DiskCache(self._cache_dir, hashlib.sha256(about.encode()).hexdigest()[:32])
         rows = cache.open(self.layout)
         if rows is not None:
             log.info("%d encoded rows reused from %s", len(rows), cache.folder)
             return rows
         return cache.write(self._blocks(), self.layout)
+
+    def _identity(self) -> list[Any]:
+        """Returns what tells these rows from others that are encoded in the same way."""
+        told = getattr(self._source, "fingerprint", None)
+        units = [unit.name for unit in self._source.units()]
+        return [self._source.name, told() if callable(told) else told, units]
 
     # --- batches --------------------------------------------------------------------------------
 
@@ -253,6 +258,8 @@ class Pipeline:
         assert self._epochs is not None
         epochs, per_epoch = self._epochs, self.steps_per_epoch
         last = None if stop_step is None else (stop_step - 1) // per_epoch
+        if self._shuffle and self._cache != "memory":
+            _warn_of_pool(epochs.plan, self.layout)
         epoch, step = divmod(start_step, per_epoch)
         wanted = None
         while stop_step is None or epoch * per_epoch + step < stop_step:
@@ -300,6 +307,7 @@ class Pipeline:
         shard_rows = self.batch_size // self._plan_settings["shard_count"]
 
         def generate() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            allocator.keep_freed_blocks()
             try:
                 with closing(chunks()) as source:
                     while True:

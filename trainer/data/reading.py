@@ -40,7 +40,8 @@ class Reader:
         """Makes a reader; nothing is read yet.
 
         Args:
-            source: has `units()` and `read(unit, columns)` (see `source.Source`).
+            source: has `units()` and `read(unit, columns)` (see `source.Source`); where its attribute `skips`
+                is true, `read(unit, columns, skip)` leaves rows out without fetching them.
             encoder: Arrow batch -> blocks; called by several threads at once.
             columns: columns to read; None: those that the source was opened for.
             threads: units read at once, and at most as many threads that encode.
@@ -53,6 +54,7 @@ class Reader:
         self._chunk_rows = chunk_rows
         self._units = list(source.units())
         self._groups = [[i] for i in range(len(self._units))]
+        self._unit_counts: Sequence[int] = ()
         self.counts: list[int] | None = None
 
     def set_counts(self, counts: Sequence[int]) -> None:
@@ -60,6 +62,7 @@ class Reader:
 
         A thousand files of a hundred rows would otherwise be encoded a hundred rows at a time.
         """
+        self._unit_counts = counts
         self._groups = order.group(counts, self._chunk_rows)
         self.counts = [sum(counts[unit] for unit in members) for members in self._groups]
 
@@ -117,12 +120,29 @@ class Reader:
                     streams.close(group)
                     del live[group]
 
-    def read_group(self, members: Sequence[int]) -> Iterator[pa.RecordBatch | pa.Table]:
-        """Yields Arrow batches of some units; small ones are put together to tables."""
+    @property
+    def skips(self) -> bool:
+        """Whether the source can leave out the first rows of a unit without fetching them."""
+        return bool(getattr(self.source, "skips", False))
+
+    def read_group(self, members: Sequence[int], skip: int = 0) -> Iterator[pa.RecordBatch | pa.Table]:
+        """Yields Arrow batches of some units; small ones are put together to tables.
+
+        Args:
+            members: numbers of the units.
+            skip: rows to leave out at the start; only where the source `skips`.
+        """
         small: list[pa.RecordBatch] = []
         rows = 0
         for unit in members:
-            for batch in self.source.read(self._units[unit], self._columns):
+            more: tuple[int, ...] = ()
+            if skip:
+                skipped = min(skip, self._unit_counts[unit])
+                skip -= skipped
+                if skipped == self._unit_counts[unit]:
+                    continue
+                more = (skipped,)
+            for batch in self.source.read(self._units[unit], self._columns, *more):
                 if batch.num_rows == 0:
                     continue
                 if rows and rows + batch.num_rows > self._chunk_rows:
@@ -198,7 +218,7 @@ class _Stream:
         self._reader = reader
         self._number = number
         self._members = members
-        self._skip = skip
+        self._unread, self._skip = (skip, 0) if reader.skips else (0, skip)
         self._encoders = encoders
         self._ready: collections.deque[Any] = collections.deque()
         self._changed = threading.Condition()
@@ -210,7 +230,7 @@ class _Stream:
 
     def _read(self) -> None:
         try:
-            for batch in self._reader.read_group(self._members):
+            for batch in self._reader.read_group(self._members, self._unread):
                 if not self._put(functools.partial(self._encoders.submit, self._reader.encode, batch)):
                     return
             self._put(functools.partial(_same, _END))

@@ -219,8 +219,12 @@ class Splits:
         return [f"{source.name}: {source.counts()}" for source in self.sources]
 
 
-def open_splits(config: Config) -> Splits:
+def open_splits(config: Config, memory: str | None = None) -> Splits:
     """Opens the train, validation and test rows of a config; reads no rows yet, or few.
+
+    Args:
+        config: the run's config.
+        memory: file in which a store keeps what a restart of the run needs; None: nothing is kept.
 
     Raises:
         UserError: a source, a file or a column isn't there, or the split can't be made.
@@ -231,11 +235,11 @@ def open_splits(config: Config) -> Splits:
     if splitter is None:
         folders = (config.data.source, split.validation_source, split.test_source)
         named = zip(folders, NAMES, strict=True)
-        opened = [_open(paths, config, asked, name) if paths else None for paths, name in named]
+        opened = [_open(paths, config, asked, name, memory) if paths else None for paths, name in named]
         _check_disjoint([source for source in opened if source is not None])
         train, validation, test = opened
     else:
-        files = _open(config.data.source, config, asked, NAMES[TRAIN])
+        files = _open(config.data.source, config, asked, NAMES[TRAIN], memory)
         train = files.share(NAMES[TRAIN], splitter, TRAIN)
         validation = (
             files.share(NAMES[VALIDATION], splitter, VALIDATION) if splitter.has[VALIDATION] else None
@@ -284,13 +288,17 @@ class SplitSource(Source, Protocol):
         ...
 
 
-def _open(sources: Sequence[str], config: Config, asked: Wanted, name: str) -> SplitSource:
+def _open(
+    sources: Sequence[str], config: Config, asked: Wanted, name: str, memory: str | None = None
+) -> SplitSource:
     """Opens a store by the form of its name: the one place that knows which kinds there are."""
-    if any(source.startswith("bigquery://") for source in sources):
-        raise UserError(
-            f"data source {sources[0]!r}: this version reads files; "
-            "export the table to Parquet and name its folder"
-        )
+    tables = [source.startswith(("bigquery://", "bq://")) for source in sources]
+    if all(tables):
+        from trainer.data.bigquery import open_tables
+
+        return open_tables(sources, config, asked, name, memory)
+    if any(tables):
+        raise UserError(f"data source {', '.join(sources)}: files and tables don't go together; use one kind")
     from trainer.data.rows import open_files
 
     return open_files(sources, config.data, asked, name)

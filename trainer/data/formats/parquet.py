@@ -69,7 +69,7 @@ class ParquetReader:
 
     def bounds(self, part: Part, column: str) -> Bounds | None:
         leaf = self._leaf.get(column)
-        if leaf is None:
+        if leaf is None or not _has_order(self._columns[column]):
             return None
         lows: list[Any] = []
         highs: list[Any] = []
@@ -149,6 +149,17 @@ class ParquetReader:
 
     def locate(self, row: int) -> str:
         return f"{self._file.path}, row {row + 1}"
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    """Returns whether statistics of a type are used: numbers and times; text has too many orders."""
+    return (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+    )
 
 
 def _part(group: list[int], first: int, rows: int) -> Part:

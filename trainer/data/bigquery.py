@@ -1,0 +1,395 @@
+"""Rows of BigQuery tables through the Storage Read API, as rows of files are read. Adopters: leave.
+
+A unit is a stream of a read session. Where the service can leave rows of other splits out, each split has a
+session of its own; the splitter still looks at every row that comes. Conversion, labels, bad records and
+counts are those of files (`rows.py`), so that the same rows give the same batches.
+
+A session lives for six hours. A restart within them takes the same session up again; later ones, and runs
+that read for longer, open a new one as of the same moment. If that one has the same streams, nothing changes.
+If not, every unit is read from where its rows would lie if all streams were one: each later pass has each row
+once, and the log says how many rows of the current pass may come twice, and as many not before the next.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from trainer import environment
+from trainer.config import Config
+from trainer.data import prefetch
+from trainer.data.bigquery_session import Ledger
+from trainer.data.bigquery_tables import Connection, RecutError, TableFiles
+from trainer.data.formats import Part
+from trainer.data.rows import FileSource, FileUnit, _UnitCounts
+from trainer.data.source import Unit, Wanted
+from trainer.data.split import Splitter
+from trainer.errors import UserError
+
+_LOG = logging.getLogger("trainer")
+
+
+@dataclass
+class _Index:
+    """Where the rows of one split lie in the streams.
+
+    Attributes:
+        places: of each stream, (rows of the split before, offset) at some offsets, both rising.
+        totals: of each stream, its rows of the split; None until it was read to its end.
+    """
+
+    places: list[list[tuple[int, int]]]
+    totals: list[int | None]
+
+    @classmethod
+    def empty(cls, streams: int) -> _Index:
+        return cls([[(0, 0)] for _ in range(streams)], [None] * streams)
+
+    def start(self, stream: int, skip: int) -> tuple[int, int]:
+        """Returns the last known (rows before, offset) that is not beyond `skip` rows."""
+        known = self.places[stream]
+        return known[bisect.bisect_right(known, (skip, 1 << 62)) - 1]
+
+    def note(self, stream: int, rows: int, offset: int) -> None:
+        """Remembers a place behind the last known one."""
+        known = self.places[stream]
+        if rows >= known[-1][0] and offset > known[-1][1]:
+            if rows == known[-1][0]:
+                known.pop()  # rows of other splits lie between: no need to read them again
+            known.append((rows, offset))
+
+
+@dataclass
+class _Given:
+    """Rows that `read` has given of each unit, for the log of a session that was cut otherwise."""
+
+    rows: dict[int, int] = field(default_factory=dict)
+
+    def in_this_pass(self, totals: Sequence[int]) -> int:
+        """Returns how many rows of the current pass were given, if each pass reads each unit once."""
+        passes = min((self.rows.get(u, 0) // total for u, total in enumerate(totals) if total), default=0)
+        return sum(max(0, self.rows.get(u, 0) - passes * total) for u, total in enumerate(totals))
+
+
+class BigQuerySource(FileSource):
+    """The rows of tables, or of one split of them (see `trainer.data.source.Source`).
+
+    Attributes:
+        recut: whether rows come in another order than in the earlier start that this run goes on from.
+    """
+
+    skips = True  # `read` can leave out rows without fetching them
+
+    _files: TableFiles  # type: ignore[assignment]  # in the place of a FileSet
+
+    def __init__(self, name: str, files: TableFiles, splitter: Splitter | None = None, code: int = 0) -> None:
+        super().__init__(name, files, splitter, code)  # type: ignore[arg-type]
+        self._index: _Index | None = None
+        self._generation = 0
+        self._given = _Given()
+        self._recounting = threading.Lock()
+        self._saved = False
+        self.recut = False
+
+    def share(self, name: str, splitter: Splitter, code: int) -> BigQuerySource:
+        """Returns the rows of one split of the same tables."""
+        return BigQuerySource(name, self._files.split(splitter, code), splitter, code)
+
+    def identities(self) -> set[str]:
+        """Returns the names of the tables."""
+        return {str(table) for table in self._files.tables}
+
+    # --- units
+
+    @property
+    def _key(self) -> str:
+        """The name of this split's entry in the ledger: everything that its rows depend on."""
+        data, asked = self._files.data, self._files.asked
+        about = [
+            self.name,
+            [session.request.key for session in self._files.sessions],
+            data.split.model_dump(),
+            sorted(map(str, asked.types.items())),
+            [asked.labels, data.on_bad_record, data.limit_rows, data.chunk_rows],
+        ]
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+
+    def _plan(self) -> list[FileUnit]:
+        files = self._files
+        _ = files.types  # finds missing columns before anything is read
+        count = files.streams
+        self._generation = files.generation
+        self._index = _Index.empty(count)
+        units = [FileUnit(i, stream.path, None, i) for i, stream in enumerate(files.files[:count])]
+        known = files.connection.ledger.get("splits", self._key)
+        if known is not None:
+            if known["generation"] == self._generation:
+                self._index = _Index(
+                    [[(rows, offset) for rows, offset in places] for places in known["places"]],
+                    known["totals"],
+                )
+                self._done = {int(i): _UnitCounts(*counts) for i, counts in known["units"].items()}
+                self._saved = True
+                return units
+            self.recut = True
+            _LOG.warning(
+                "%s: the read session of the earlier start expired, and the new one cuts the table "
+                "otherwise: of the pass that the run goes on with, %s rows that were seen before may be seen "
+                "twice, and as many not before the next one",
+                files.tables[0],
+                self.name,
+            )
+        if count > 1:
+            _LOG.info(
+                "%s: %d streams, at most %d of them read at once", self.name, count, files.data.reader_threads
+            )
+        return self._limited(units) if files.data.limit_rows else units
+
+    # --- reading
+
+    def read(
+        self, unit: Unit, columns: Sequence[str] | None = None, skip: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a unit in order.
+
+        Args:
+            unit: the unit.
+            columns: columns to give; None gives all.
+            skip: rows to leave out, which are not fetched again as far as it is known where they end.
+        """
+        assert isinstance(unit, FileUnit)
+        for batch, _ in self._unit_rows(unit, self._names(columns), skip):
+            if batch.num_rows:
+                yield batch
+
+    def count(self) -> int:
+        starts = [functools.partial(self._counted, unit) for unit in self.units() if unit.rows is None]
+        for _ in prefetch.ordered(starts, self._files.data.reader_threads):
+            pass
+        return sum(unit.rows or 0 for unit in self.units())
+
+    def _counted(self, unit: FileUnit) -> Iterator[None]:
+        for _ in self._unit_rows(unit, [], 0):
+            pass
+        yield
+
+    def _unit_rows(self, unit: FileUnit, names: list[str], skip: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yields (columns, number of rows) of a unit, also across an expired session."""
+        counts = _UnitCounts()
+        given = skip
+        generation = self._generation
+        try:
+            if generation == self._files.generation:
+                for batch, size in self._stream_rows(unit, unit.file, names, counts, skip, unit.cap):
+                    given += size
+                    self._note(unit, size)
+                    yield batch, size
+                self._finished(unit, counts, whole=skip == 0)
+                return
+        except RecutError:
+            pass
+        first, last = self._range(unit)
+        while first + given < last:
+            index = self._recount()
+            try:
+                for stream, start, stop in _overlapping(index.totals, first + given, last):
+                    for batch, size in self._stream_rows(unit, stream, names, _UnitCounts(), start, stop):
+                        given += size
+                        self._note(unit, size)
+                        yield batch, size
+            except RecutError:
+                continue
+
+    def _note(self, unit: FileUnit, rows: int) -> None:
+        with self._lock:
+            self._given.rows[unit.index] = self._given.rows.get(unit.index, 0) + rows
+
+    def _stream_rows(
+        self, unit: FileUnit, stream: int, names: list[str], counts: _UnitCounts, skip: int, stop: int | None
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yields rows skip..stop of the split's rows in a stream.
+
+        Args:
+            unit: the unit that they are read for.
+            stream: number of the stream.
+            names: columns to give.
+            counts: gets the rows and those without a label, from the place on where reading began.
+            skip: rows of the split to leave out.
+            stop: row after the last; None: to the stream's end.
+        """
+        index = self._index
+        assert index is not None
+        rows, offset = index.start(stream, skip)
+        cursor = [offset]
+        part = Part("", offset, None, cursor)
+        piece = FileUnit(unit.index, unit.name, None, stream, part, False, None)
+        for batch, size in self._rows(piece, names, counts):
+            if self._index is index:
+                with self._lock:
+                    index.note(stream, rows + size, cursor[0])
+            drop = max(0, skip - rows)
+            keep = size - drop if stop is None else min(rows + size, stop) - rows - drop
+            rows += size
+            if keep > 0:
+                yield (batch.slice(drop, keep) if batch.num_rows else batch), keep
+            if stop is not None and rows >= stop:
+                counts.rows = min(counts.rows, stop)
+                return
+        if self._index is index:
+            index.totals[stream] = rows
+
+    def _stored(self, unit: FileUnit, need: list[str]) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        files = self._files
+        stream = files.files[unit.file]
+        # Something has to be read to count rows.
+        some = need or [next(iter(files.columns_of[stream.session.request.table]))]
+        cursor = unit.part.place
+        for offset, batch in files.read(stream, cursor[0], some, self._generation):
+            cursor[0] = offset + batch.num_rows
+            yield batch, offset
+
+    def _count_unit(self, unit: FileUnit) -> int:
+        counts = _UnitCounts()
+        for _ in self._stream_rows(unit, unit.file, [], counts, 0, unit.cap):
+            pass
+        return counts.rows
+
+    def _finished(self, unit: FileUnit, counts: _UnitCounts, *, whole: bool) -> None:
+        if not whole:
+            return
+        with self._lock:
+            self._done[unit.index] = counts
+            of = self._units
+            if self._saved or of is None or len(self._done) < len(of) or self._files.data.limit_rows:
+                return
+            self._saved = True
+            self._save()
+
+    def _save(self) -> None:
+        files, index = self._files, self._index
+        assert index is not None
+        files.save()
+        files.connection.ledger.put(
+            "splits",
+            self._key,
+            {
+                "generation": self._generation,
+                "units": {str(i): [one.rows, one.missing_label] for i, one in sorted(self._done.items())},
+                "totals": index.totals,
+                "places": index.places,
+            },
+        )
+
+    def _empty(self) -> UserError:
+        where = ", ".join(map(str, self._files.tables))
+        filters = [session.request.restriction for session in self._files.sessions]
+        if given := [text for text in filters if text]:
+            where += f" where {' or '.join(given)}"
+        dropped = self.counts().missing_label
+        if dropped:
+            labels = ", ".join(map(repr, self._files.asked.labels))
+            return UserError(f"{where}: all {dropped} rows of the {self.name} split lack a label ({labels})")
+        if self._splitter is None:
+            return UserError(f"{where}: no rows")
+        return UserError(f"{where}: no row is in the {self.name} split: {self._splitter.seen()}")
+
+    # --- a session that expired and came back cut otherwise
+
+    def _range(self, unit: FileUnit) -> tuple[int, int]:
+        """Returns the rows of a unit, numbered as if all units were one.
+
+        Raises:
+            UserError: not all units were read to their ends yet, so that nobody knows.
+        """
+        totals = self._totals()
+        first = sum(totals[: unit.index])
+        return first, first + totals[unit.index]
+
+    def _totals(self) -> list[int]:
+        rows = [unit.rows for unit in self.units()]
+        if None in rows:
+            raise UserError(
+                f"{self._files.tables[0]}: the read session expired before the first pass over the "
+                f"{self.name} rows was done, and the new one cuts the table otherwise: run the same command "
+                "again (no row is lost, the pass begins anew)"
+            )
+        return [row or 0 for row in rows]
+
+    def _recount(self) -> _Index:
+        """Returns the index of the streams of now; counts their rows of the split where they are new."""
+        files = self._files
+        with self._recounting:
+            assert self._index is not None
+            while self._generation != files.generation or None in self._index.totals:
+                totals = self._totals()
+                if self._generation != files.generation:
+                    seen = self._given.in_this_pass(totals)
+                    _LOG.warning(
+                        "%s: the read session of the %s rows expired, and the new one cuts the table "
+                        "otherwise: up to %s of the %s rows may be seen twice in this pass, and as many not "
+                        "before the next one; the streams are counted anew",
+                        files.tables[0],
+                        self.name,
+                        f"{seen:,}",
+                        f"{sum(totals):,}",
+                    )
+                self._generation = files.generation
+                self._index = _Index.empty(files.streams)
+                starts = [functools.partial(self._recounted, i) for i in range(files.streams)]
+                try:
+                    for _ in prefetch.ordered(starts, files.data.reader_threads):
+                        pass
+                except RecutError:
+                    continue
+                found = sum(total or 0 for total in self._index.totals)
+                if found != sum(totals) and not files.data.limit_rows:
+                    raise UserError(
+                        f"{files.tables[0]}: the new read session holds {found} rows of the {self.name} "
+                        f"split where the expired one held {sum(totals)}; start anew with --fresh"
+                    )
+            return self._index
+
+    def _recounted(self, stream: int) -> Iterator[None]:
+        unit = FileUnit(0, self._files.files[stream].path, None, stream)
+        for _ in self._stream_rows(unit, stream, [], _UnitCounts(), 0, None):
+            pass
+        yield
+
+
+def _overlapping(totals: Sequence[int | None], first: int, last: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (stream, start, stop) for rows first..last, numbered as if all streams were one."""
+    before = 0
+    for stream, total in enumerate(totals):
+        rows = total or 0
+        low, high = max(first, before), min(last, before + rows)
+        if low < high:
+            yield stream, low - before, high - before
+        before += rows
+
+
+def open_tables(
+    sources: Sequence[str], config: Config, asked: Wanted, name: str, memory: str | None = None
+) -> BigQuerySource:
+    """Opens tables as rows without a split.
+
+    Args:
+        sources: bigquery://project.dataset.table, one or more.
+        config: the run's config.
+        asked: columns to read.
+        name: what the rows are called.
+        memory: JSON file in which the run keeps its sessions for a restart; None: it keeps none.
+
+    Raises:
+        UserError: a name that isn't one of a table.
+    """
+    ledger = Ledger(memory, writes=environment.service().is_chief)
+    return BigQuerySource(name, TableFiles(sources, asked, Connection(config, ledger)))
