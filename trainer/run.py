@@ -268,12 +268,10 @@ def _fit(
     standard = callbacks.standard(
         config, logs=paths.logs, table=paths.file("epochs.csv"), monitor=monitor, mode=mode
     )
-    progress = loop.progress
-    if hasattr(progress, "start"):
-        progress.start(total, step=state.step, epochs=config.training.epochs)
+    progress = loop.progress or logs.NoProgress()
+    progress.start(total, step=state.step, epochs=config.training.epochs)
     try:
         hooks = [*standard, callbacks.Objective(reporter)]
         return loop.fit(pipelines["train"], validation, hooks, checkpoints, state)
     finally:
-        if hasattr(progress, "close"):
-            progress.close()
+        progress.close()
