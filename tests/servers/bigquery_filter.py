@@ -152,7 +152,10 @@ class _Parser:
     @staticmethod
     def _compare(sign: str, left: Any, right: Any) -> Any:
         try:
-            if left.type != right.type:  # a literal takes the type of what it is compared with
+            if pa.types.is_decimal(left.type) and pa.types.is_floating(right.type):
+                right = _as(right, pa.decimal128(38, 9))
+            elif left.type != right.type and not (_number(left.type) and _number(right.type)):
+                # A literal takes the type of what it is compared with; numbers compare as they are.
                 if isinstance(right, pa.Scalar):
                     right = _as(right, left.type)
                 elif isinstance(left, pa.Scalar):
@@ -226,6 +229,10 @@ class _Parser:
             array = array.column(place) if isinstance(array, pa.Table) else pc.struct_field(array, [place])
             kind = kind.field(place).type
         return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _unquoted(text: str) -> str:

@@ -100,7 +100,7 @@ class ParquetReader:
         """Returns whether a column chunk's metadata is sound enough to ask pyarrow for its statistics.
 
         For some damaged footers pyarrow ends the whole process where it is asked for statistics, but raises
-        an exception where it reads; so the first row is read first. Object stores check their data themselves.
+        an exception where it reads; so the first row is read first. Object stores check theirs.
         """
         if "://" in self._file.path:
             return True
