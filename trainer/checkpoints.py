@@ -45,6 +45,7 @@ class Checkpoints:
         settings: From `settings(config)`.
         features_fingerprint: `Features.fingerprint`.
         asynchronous: Write in a thread, from a copy of the variables, while training goes on.
+        writes: False on workers that aren't the chief: they restore, and check, but write nothing.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Checkpoints:
         settings: dict[str, Any] | None = None,
         features_fingerprint: str = "",
         asynchronous: bool = True,
+        writes: bool = True,
     ) -> None:
         self.folder = folder.rstrip("/")
         self._model, self._optimizer = model, optimizer
@@ -64,6 +66,7 @@ class Checkpoints:
         self._settings = settings or {}
         self._fingerprint = features_fingerprint
         self._asynchronous = asynchronous
+        self._writes = writes
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._last: tuple[int, int] | None = None  # (step, epoch) of the newest one of this process
@@ -94,6 +97,8 @@ class Checkpoints:
             values.append(value)
         content = json.dumps(dataclasses.asdict(state))
         self._last = (state.step, state.epoch)
+        if not self._writes:
+            return
         if self._asynchronous and not wait:
             self._thread = threading.Thread(
                 target=self._write_in_thread,

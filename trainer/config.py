@@ -116,8 +116,8 @@ class DataConfig(Section):
     project: str | None = Field(
         None,
         min_length=1,
-        description="BigQuery: project that is billed; default: GOOGLE_CLOUD_PROJECT, CLOUD_ML_PROJECT_ID, else "
-        "the table's.",
+        description="BigQuery: project that is billed; default: GOOGLE_CLOUD_PROJECT, CLOUD_ML_PROJECT_ID, "
+        "else the table's.",
     )
     streams: int = Field(
         0, ge=0, le=1000, description="BigQuery: most streams of a session; 0 lets the service choose."

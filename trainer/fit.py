@@ -79,6 +79,7 @@ class Fit:
             while not self._done():
                 self._epoch()
             self.hooks.on_train_end(dict(self.latest))
+            self._meet()
         finally:
             if not self.loop.steps.trains_itself:
                 vars(model).pop("optimizer", None)
@@ -184,10 +185,11 @@ class Fit:
         if not math.isfinite(loss):
             self._go_back(state.step + done - 1, f"the loss is {loss:g}")
             return False
-        self.pace.took(done, seconds)
         rows = float(totals[1]) - state.loss_rows
         state.loss_sum, state.loss_rows = (float(value) for value in totals.numpy())
         state.step += done
+        agreed, due = self.loop.settle(seconds, self._due())
+        self.pace.took(done, agreed)
         state.seconds += seconds
         timing["train_seconds"] += seconds
         timing["input_seconds"] += waited
@@ -203,7 +205,7 @@ class Fit:
                 input_share=min(1.0, waited / seconds),
                 eta=(self.total - state.step) * seconds / done,
             )
-        if self._due() and state.step < end:
+        if due and state.step < end:
             try:
                 self._save()
             except NotFiniteError as error:
@@ -238,8 +240,14 @@ class Fit:
         self.saved_at = time.monotonic()
         self.loop.timing["checkpoint_seconds"] += time.perf_counter() - began
 
+    def _meet(self) -> None:
+        """Waits until the chief has written its checkpoint: the other workers may read it next."""
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+        self.loop.steps.agree(0.0)
+
     def _leave_if_asked(self) -> None:
-        if self.loop.stop.requested:
+        if self.loop.leaving:
             self._save(wait=True)
             where = "" if self.checkpoints is None else ", saved there"
             self.loop.stop.check(f"at step {self.state.step:,}{where}")
@@ -253,6 +261,7 @@ class Fit:
         if self.checkpoints is None or state.rollbacks >= self.config.training.nonfinite_rollbacks:
             raise TrainingError(self._explain(bad_step, what))
         log.warning(self._explain(bad_step, what))
+        self._meet()
         restored = self.checkpoints.restore()
         if restored is None:
             raise TrainingError(self._explain(bad_step, what))

@@ -71,6 +71,7 @@ class Loop:
             with strategy.scope():
                 if not self._optimizer.built:
                     self._optimizer.build(model.trainable_variables)
+        self._agreed_to_leave = False
         self._distributed: dict[int, tuple[Any, Any]] = {}
         self.timing: dict[str, float] = dict.fromkeys(
             (
@@ -88,6 +89,26 @@ class Loop:
     def optimizer(self) -> Any:
         """The optimizer that trains the model: what a checkpoint must hold."""
         return self._optimizer
+
+    @property
+    def leaving(self) -> bool:
+        """Whether SIGTERM came, to this process or (known after the next call) to another worker."""
+        return self._agreed_to_leave if self.steps.several_workers else self.stop.requested
+
+    def settle(self, seconds: float, due: bool = False) -> tuple[float, bool]:
+        """Brings the workers to one view after a call of the graph: they must go on in the same way.
+
+        Args:
+            seconds: What the call took here.
+            due: Whether a checkpoint is due here.
+
+        Returns:
+            What the call took on average, and whether a checkpoint is due for anyone.
+        """
+        seconds, asked, anyone = self.steps.agree(seconds, float(self.stop.requested), float(due))
+        if asked > 0 and self.steps.several_workers:
+            self._agreed_to_leave = self.stop.requested = True
+        return seconds, anyone > 0
 
     # --- training -----------------------------------------------------------------------------------
 
@@ -136,12 +157,13 @@ class Loop:
         with pipeline.errors():
             iterator = iter(dataset)
             while left:
-                self.stop.check("during evaluation")
+                if self.leaving:
+                    self.stop.check("during evaluation")
                 steps = pace.steps(left)
                 call = time.perf_counter()
                 totals = self.steps.evaluate(iterator, tf.constant(steps), totals)
                 totals.numpy()
-                pace.took(steps, time.perf_counter() - call)
+                pace.took(steps, self.settle(time.perf_counter() - call)[0])
                 left -= steps
         loss, weight = totals.numpy()
         if not weight > 0:
@@ -164,7 +186,8 @@ class Loop:
         with pipeline.errors():
             iterator = iter(dataset)
             for _ in range(pipeline.steps_per_epoch):
-                self.stop.check("during prediction")
+                if self.leaving:
+                    self.stop.check("during prediction")
                 predictions, valid = self.steps.predict(iterator)
                 kept = np.concatenate([flag.numpy() for flag in valid]) > 0
                 parts.append(np.concatenate([part.numpy() for part in predictions])[kept])

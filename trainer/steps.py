@@ -104,11 +104,32 @@ class Steps:
         self.train = tf.function(self._train, autograph=False)
         self.evaluate = tf.function(self._evaluate, autograph=False)
         self.predict = tf.function(self._predict, autograph=False)
+        self.several_workers = self._replicas > local_replicas(strategy)
+        self._mean = tf.function(self._mean_over_workers, autograph=False)
 
     @property
     def trains_itself(self) -> bool:
         """Whether the model has a `train_step` of its own."""
         return self._own_step
+
+    def agree(self, *values: float) -> list[float]:
+        """Returns the means of numbers over all workers: the same on each. All workers must call it.
+
+        What workers decide by themselves must not differ. The number of steps of a call is such a thing:
+        TensorFlow knows a sum over workers by its place in the loop, so two workers that had cut the same
+        steps into other calls would wait for each other for ever.
+        """
+        if not self.several_workers:
+            return list(values)
+        return [float(value) for value in self._mean(tf.constant(values, tf.float32))]
+
+    def _mean_over_workers(self, values: tf.Tensor) -> tf.Tensor:
+        def replica(local: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.MEAN, local)
+
+        means = self._strategy.run(replica, args=(values,))
+        return self._strategy.experimental_local_results(means)[0]
 
     # --- training -----------------------------------------------------------------------------------
 

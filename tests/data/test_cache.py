@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from trainer.data import cache as cache_module
-from trainer.data.cache import DiskCache, allocate, available_memory, in_memory, packed
+from trainer.data.cache import DiskCache, allocate, available_memory, in_memory, parts
 from trainer.data.packed import RowFormat
 from trainer.errors import UserError
 
@@ -34,6 +34,10 @@ def blocks(sizes: tuple[int, ...] = (5, 0, 17, 1, 40), seed: int = 0) -> Iterato
         )
 
 
+def pieces(sizes: tuple[int, ...] = (5, 0, 17, 1, 40), seed: int = 0) -> Iterator[np.ndarray]:
+    return (FORMAT.pack(part) for part in blocks(sizes, seed))
+
+
 def check(rows: np.ndarray, seed: int = 0) -> None:
     parts = list(blocks(seed=seed))
     found = FORMAT.unpack(np.asarray(rows))
@@ -48,13 +52,13 @@ def _part_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("_part_bytes")
 def test_rows_in_memory_are_the_encoded_rows() -> None:
-    check(in_memory(blocks(), FORMAT))
-    assert len(in_memory(blocks((0, 0)), FORMAT)) == 0
+    check(in_memory(pieces(), FORMAT))
+    assert len(in_memory(pieces((0, 0)), FORMAT)) == 0
 
 
 @pytest.mark.usefixtures("_part_bytes")
 def test_rows_on_disk_are_the_encoded_rows_now_and_after_a_restart(tmp_path: Path) -> None:
-    check(DiskCache(str(tmp_path), "a").write(blocks(), FORMAT))
+    check(DiskCache(str(tmp_path), "a").write(pieces(), FORMAT))
     again = DiskCache(str(tmp_path), "a").open(FORMAT)
     assert isinstance(again, np.memmap)
     check(again)
@@ -64,7 +68,7 @@ def test_rows_on_disk_are_the_encoded_rows_now_and_after_a_restart(tmp_path: Pat
 
 
 def test_another_fingerprint_or_layout_is_another_cache(tmp_path: Path) -> None:
-    DiskCache(str(tmp_path), "a").write(blocks(), FORMAT)
+    DiskCache(str(tmp_path), "a").write(pieces(), FORMAT)
     assert DiskCache(str(tmp_path), "b").open(FORMAT) is None
     assert DiskCache(str(tmp_path), "a").open(RowFormat(numeric=3, categorical=2, label_width=2)) is None
 
@@ -73,7 +77,7 @@ def test_another_fingerprint_or_layout_is_another_cache(tmp_path: Path) -> None:
 def test_a_damaged_cache_is_found_and_made_again(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    DiskCache(str(tmp_path), "a").write(blocks(), FORMAT)
+    DiskCache(str(tmp_path), "a").write(pieces(), FORMAT)
     rows, about = tmp_path / "a" / "rows.npy", tmp_path / "a" / "rows.json"
     data = bytearray(rows.read_bytes())
     if damage == "flip":
@@ -99,7 +103,7 @@ def test_a_damaged_cache_is_found_and_made_again(
         return
     assert found is None
     assert damage == "no json" or "again" in caplog.text
-    check(cache.write(blocks(seed=1), FORMAT), seed=1)
+    check(cache.write(pieces(seed=1), FORMAT), seed=1)
     check(cache.open(FORMAT), seed=1)
     assert os.listdir(tmp_path) == ["a"]
 
@@ -108,9 +112,9 @@ def test_a_run_that_is_killed_leaves_no_cache(tmp_path: Path) -> None:
     script = """
         import os, sys
         sys.path.insert(0, "tests/data")
-        from test_cache import DiskCache, FORMAT, blocks
+        from test_cache import DiskCache, FORMAT, pieces
         def killed():
-            yield from blocks()
+            yield from pieces()
             os._exit(137)
         DiskCache(sys.argv[1], "a").write(killed(), FORMAT)
     """
@@ -119,12 +123,12 @@ def test_a_run_that_is_killed_leaves_no_cache(tmp_path: Path) -> None:
     )
     assert done.returncode == 137
     assert DiskCache(str(tmp_path), "a").open(FORMAT) is None
-    check(DiskCache(str(tmp_path), "a").write(blocks(), FORMAT))
+    check(DiskCache(str(tmp_path), "a").write(pieces(), FORMAT))
 
 
 def test_an_error_on_the_way_leaves_nothing(tmp_path: Path) -> None:
-    def broken() -> Iterator[SimpleNamespace]:
-        yield from blocks()
+    def broken() -> Iterator[np.ndarray]:
+        yield from pieces()
         raise UserError("row 9 is broken")
 
     with pytest.raises(UserError, match="row 9 is broken"):
@@ -133,8 +137,8 @@ def test_an_error_on_the_way_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_two_runs_that_write_the_same_cache(tmp_path: Path) -> None:
-    first = DiskCache(str(tmp_path), "a").write(blocks(), FORMAT)
-    second = DiskCache(str(tmp_path), "a").write(blocks(), FORMAT)
+    first = DiskCache(str(tmp_path), "a").write(pieces(), FORMAT)
+    second = DiskCache(str(tmp_path), "a").write(pieces(), FORMAT)
     check(first)  # still mapped, though its file has given way
     check(second)
 
@@ -144,7 +148,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
         DiskCache("gs://bucket/x", "a")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"data\.cache_dir: can't write to .*file"):
-        DiskCache(str(tmp_path / "file"), "a").write(blocks(), FORMAT)
+        DiskCache(str(tmp_path / "file"), "a").write(pieces(), FORMAT)
 
 
 def test_memory_that_runs_out_is_told(
@@ -152,10 +156,10 @@ def test_memory_that_runs_out_is_told(
 ) -> None:
     monkeypatch.setattr(cache_module, "_PART_BYTES", 1)
     monkeypatch.setattr(cache_module, "available_memory", lambda: 1 << 40)
-    in_memory(blocks(), FORMAT)
+    in_memory(pieces(), FORMAT)
     assert not caplog.records
     monkeypatch.setattr(cache_module, "available_memory", lambda: 0)
-    in_memory(blocks(), FORMAT)
+    in_memory(pieces(), FORMAT)
     assert "data.cache=memory: the rows take" in caplog.text
 
 
@@ -163,6 +167,6 @@ def test_memory_comes_aligned_and_parts_are_even(monkeypatch: pytest.MonkeyPatch
     assert allocate(10, 3).ctypes.data % 64 == 0
     assert allocate(0, 3).shape == (0, 3)
     monkeypatch.setattr(cache_module, "_PART_BYTES", FORMAT.row_bytes * 10)
-    assert [len(part) for part in packed(blocks(), FORMAT)] == [10] * 6 + [3]
+    assert [len(part) for part in parts(pieces(), FORMAT)] == [10] * 6 + [3]
     memory = available_memory()
     assert memory is None or memory > 0

@@ -301,7 +301,7 @@ def test_data_that_changes_during_the_run(tmp_path: Path, change: int) -> None:
     pipeline = make(tmp_path, "none", source)
     dataset = pipeline.training()
     source._units[5] = replace(source._units[5], size=30 + change)
-    pipeline._reader._units[5] = source._units[5]
+    pipeline._epochs._reader._units[5] = source._units[5]
     with pytest.raises(UserError, match="the data changed during the run"), pipeline.errors():
         for _ in dataset.take(17):
             pass

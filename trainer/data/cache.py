@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.packed import BlocksLike, RowFormat
+from trainer.data.packed import RowFormat
 from trainer.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -66,16 +66,16 @@ def allocate(rows: int, width: int) -> np.ndarray:
     return np.frombuffer(memory, np.int32).reshape(rows, width)
 
 
-def packed(blocks: Iterable[BlocksLike], layout: RowFormat) -> Iterator[np.ndarray]:
-    """Yields the rows of encoded blocks as packed matrices (int32 [n, width]) of about 16 MiB each."""
+def parts(pieces: Iterable[np.ndarray], layout: RowFormat) -> Iterator[np.ndarray]:
+    """Yields packed rows of any number a piece as matrices (int32 [n, width]) of about 16 MiB each."""
     rows = max(1, _PART_BYTES // layout.row_bytes)
     part = allocate(rows, layout.width)
     filled = 0
-    for block in blocks:
-        start, size = 0, block.numeric.shape[0]
-        while start < size:
-            count = min(rows - filled, size - start)
-            layout.pack(block, start, start + count, part[filled : filled + count])
+    for piece in pieces:
+        start = 0
+        while start < len(piece):
+            count = min(rows - filled, len(piece) - start)
+            part[filled : filled + count] = piece[start : start + count]
             start, filled = start + count, filled + count
             if filled == rows:
                 yield part
@@ -84,21 +84,21 @@ def packed(blocks: Iterable[BlocksLike], layout: RowFormat) -> Iterator[np.ndarr
         yield part[:filled]
 
 
-def in_memory(blocks: Iterable[BlocksLike], layout: RowFormat) -> np.ndarray:
-    """Returns all rows as one packed matrix, int32 [rows, width].
+def in_memory(pieces: Iterable[np.ndarray], layout: RowFormat) -> np.ndarray:
+    """Returns all packed rows as one matrix, int32 [rows, width].
 
     Parts are freed while they are copied together: the peak is one part above the result.
     """
-    parts: list[np.ndarray] = []
-    for part in packed(blocks, layout):
-        parts.append(part)
-        if len(parts) % 16 == 0:
-            _warn_of_memory(len(parts) * _PART_BYTES)
-    rows = allocate(sum(len(part) for part in parts), layout.width)
+    kept: list[np.ndarray] = []
+    for part in parts(pieces, layout):
+        kept.append(part)
+        if len(kept) % 16 == 0:
+            _warn_of_memory(len(kept) * _PART_BYTES)
+    rows = allocate(sum(len(part) for part in kept), layout.width)
     position = 0
-    parts.reverse()
-    while parts:
-        part = parts.pop()
+    kept.reverse()
+    while kept:
+        part = kept.pop()
         rows[position : position + len(part)] = part
         position += len(part)
     return rows
@@ -160,8 +160,8 @@ class DiskCache:
             return None
         return rows
 
-    def write(self, blocks: Iterable[BlocksLike], layout: RowFormat) -> np.ndarray:
-        """Writes all rows, then opens them.
+    def write(self, pieces: Iterable[np.ndarray], layout: RowFormat) -> np.ndarray:
+        """Writes all packed rows, then opens them.
 
         Returns:
             The rows, memory-mapped: int32 [rows, width].
@@ -175,7 +175,7 @@ class DiskCache:
         except OSError as error:
             raise UserError(f"data.cache_dir: can't write to {self.folder.parent}: {error}") from error
         try:
-            rows = self._write(scratch, blocks, layout)
+            rows = self._write(scratch, pieces, layout)
             self._replace(scratch)
         except OSError as error:
             raise UserError(
@@ -187,13 +187,13 @@ class DiskCache:
             return np.zeros((0, layout.width), np.int32)  # nothing can't be mapped
         return np.load(self.folder / "rows.npy", mmap_mode="r")
 
-    def _write(self, scratch: Path, blocks: Iterable[BlocksLike], layout: RowFormat) -> int:
+    def _write(self, scratch: Path, pieces: Iterable[np.ndarray], layout: RowFormat) -> int:
         """Writes the two files and returns the number of rows."""
         rows = 0
         checksums: list[int] = []
         with open(scratch / "rows.npy", "wb") as stream:
             stream.write(_npy_header(0, layout.width))
-            for part in packed(blocks, layout):
+            for part in parts(pieces, layout):
                 data = part.reshape(-1).view(np.uint8)
                 stream.write(data.data)
                 checksums.append(zlib.crc32(data.data))

@@ -25,7 +25,7 @@ import numpy as np
 
 from trainer.data import background, order
 from trainer.data.cache import allocate
-from trainer.data.packed import Piece, RowFormat
+from trainer.data.packed import RowFormat, empty
 from trainer.data.reading import Reader
 
 DISK_BLOCK_ROWS = 1024  # neighbours on disk that stay in one pool: 256 blocks mix in the default pool
@@ -124,15 +124,14 @@ class Epochs:
         counts = self._reader.counts
         schedule = order.interleave(counts, range(len(counts)), 1, max(counts, default=1))
         with closing(self._reader.pieces(order.cut(schedule, start, stop), self._reader.threads)) as pieces:
-            source = _Rows(pieces, self._layout)
+            source = _Rows(pieces)
             step = self.plan.chunk(self._layout)
             for position in range(start, stop, step):
                 size = min(step, stop - position)
-                buffer = np.empty((size, self._layout.width), np.int32)
-                source.fill(buffer)
+                rows = source.take(size, self._layout.width)
                 if position + size == stop:
                     source.end()
-                yield Chunk(self._own(buffer, None, 0, size), position)
+                yield Chunk(self._own(rows, None, 0, size), position)
 
     def shuffled(
         self, epoch: int, start: int = 0, stop: int | None = None, permutation: np.ndarray | None = None
@@ -162,7 +161,7 @@ class Epochs:
             return None
         return order.permutation(self.plan.rows, self.plan.seed, epoch)
 
-    def _mixed(self, epoch: int, start: int, stop: int) -> Generator[Piece, None, None]:
+    def _mixed(self, epoch: int, start: int, stop: int) -> Generator[np.ndarray, None, None]:
         """Yields the pieces that fill the pools of an epoch, rows start..stop of the epoch."""
         plan = self.plan
         if self._matrix is not None:
@@ -170,7 +169,7 @@ class Epochs:
             counts = [min(size, plan.rows - first) for first in range(0, plan.rows, size)]
             blocks = order.permutation(len(counts), plan.seed, epoch).tolist()
             for block, first, last in order.cut(order.interleave(counts, blocks, 1, size), start, stop):
-                yield Piece(self._matrix, block * size + first, block * size + last)
+                yield self._matrix[block * size + first : block * size + last]
             return
         assert self._reader is not None
         assert self._reader.counts is not None
@@ -180,10 +179,10 @@ class Epochs:
         schedule = order.interleave(self._reader.counts, units, lanes, piece)
         yield from self._reader.pieces(order.cut(schedule, start, stop), lanes)
 
-    def _pools(self, pieces: Iterator[Piece], epoch: int, start: int, stop: int) -> Iterator[Chunk]:
+    def _pools(self, pieces: Iterator[np.ndarray], epoch: int, start: int, stop: int) -> Iterator[Chunk]:
         """Fills pools with pieces and yields each in random order; the next is filled meanwhile."""
         plan = self.plan
-        source = _Rows(pieces, self._layout)
+        source = _Rows(pieces)
         size = min(plan.pool_rows, plan.rows)
         buffers = [allocate(size, self._layout.width) for _ in range(2)]
 
@@ -238,7 +237,7 @@ class Epochs:
         low = plan.shard_index * plan.shard_rows
         index = index[:, low : low + plan.shard_rows]
         # mode="clip" alone writes into `out` directly; every index is in range anyway.
-        out = np.empty((batches, plan.shard_rows, width), np.int32)
+        out = empty(batches, plan.shard_rows, width)
         np.take(matrix, index, axis=0, out=out, mode="clip")
         if not whole:
             rows_of_last = last - first - (batches - 1) * plan.batch_size
@@ -247,23 +246,35 @@ class Epochs:
 
 
 class _Rows:
-    """Pieces as one run of rows, written to buffers of any size."""
+    """Packed rows in pieces of any size as one run of rows."""
 
-    def __init__(self, pieces: Iterator[Piece], layout: RowFormat) -> None:
+    def __init__(self, pieces: Iterator[np.ndarray]) -> None:
         self._pieces = pieces
-        self._layout = layout
-        self._rest: Piece | None = None
+        self._rest: np.ndarray | None = None
         self._stopped = threading.Event()
+
+    def _next(self, most: int) -> np.ndarray:
+        piece = next(self._pieces) if self._rest is None else self._rest
+        self._rest = piece[most:] if len(piece) > most else None
+        return piece[:most]
+
+    def take(self, rows: int, width: int) -> np.ndarray:
+        """Returns the next `rows` rows: a view of a piece where one holds them all."""
+        first = self._next(rows)
+        if len(first) == rows:
+            return first
+        buffer = empty(rows, width)
+        buffer[: len(first)] = first
+        self.fill(buffer[len(first) :])
+        return buffer
 
     def fill(self, buffer: np.ndarray) -> None:
         """Writes the next len(buffer) rows to `buffer`."""
         filled = 0
         while filled < len(buffer) and not self._stopped.is_set():
-            piece = self._rest or next(self._pieces)
-            piece, rest = piece.cut(min(len(piece), len(buffer) - filled))
-            piece.write(self._layout, buffer[filled : filled + len(piece)])
+            piece = self._next(len(buffer) - filled)
+            buffer[filled : filled + len(piece)] = piece
             filled += len(piece)
-            self._rest = rest if len(rest) else None
 
     def end(self) -> None:
         """Lets the pieces run out, which finds rows that should not be there."""

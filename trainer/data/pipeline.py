@@ -101,9 +101,7 @@ class Pipeline:
         self._fingerprint = fingerprint
         self._rows = rows
         self._columns = getattr(encoder, "columns", None) if columns is None else columns
-        self._reader = Reader(
-            source, encoder, columns=self._columns, threads=reader_threads, chunk_rows=chunk_rows
-        )
+        self._threads, self._chunk_rows = reader_threads, chunk_rows
         self._plan_settings = {
             "batch_size": batch_size,
             "seed": seed,
@@ -154,13 +152,21 @@ class Pipeline:
         """
         if self._epochs is not None:
             return
+        reader = Reader(
+            self._source,
+            self._encoder,
+            self.layout,
+            columns=self._columns,
+            threads=self._threads,
+            chunk_rows=self._chunk_rows,
+        )
         matrix = None
         if self._cache == "none":
             counts = self._count()
-            self._reader.set_counts(counts)
+            reader.set_counts(counts)
             found = sum(counts)
         else:
-            matrix = self._cached()
+            matrix = self._cached(reader)
             found = len(matrix)
         name = getattr(self._source, "name", "data")
         if found == 0:
@@ -171,9 +177,7 @@ class Pipeline:
             )
         self._rows = found
         plan = Plan(rows=found, **self._plan_settings)
-        self._epochs = Epochs(
-            plan, self.layout, matrix=matrix, on_disk=self._cache == "disk", reader=self._reader
-        )
+        self._epochs = Epochs(plan, self.layout, matrix=matrix, on_disk=self._cache == "disk", reader=reader)
 
     def _count(self) -> list[int]:
         """Returns the rows of each unit; a source that was read knows them, another one counts."""
@@ -183,12 +187,9 @@ class Pipeline:
             counts = [unit.rows for unit in self._source.units()]
         return counts
 
-    def _blocks(self) -> Iterator[BlocksLike]:
-        return (blocks for _, blocks in self._reader.unit_blocks())
-
-    def _cached(self) -> np.ndarray:
+    def _cached(self, reader: Reader) -> np.ndarray:
         if self._cache == "memory":
-            return in_memory(self._blocks(), self.layout)
+            return in_memory(reader.everything(), self.layout)
         assert self._cache_dir is not None
         about = json.dumps([self._fingerprint, self._identity(), self.layout.as_dict()], sort_keys=True)
         cache = DiskCache(self._cache_dir, hashlib.sha256(about.encode()).hexdigest()[:32])
@@ -196,7 +197,7 @@ class Pipeline:
         if rows is not None:
             log.info("%d encoded rows reused from %s", len(rows), cache.folder)
             return rows
-        return cache.write(self._blocks(), self.layout)
+        return cache.write(reader.everything(), self.layout)
 
     def _identity(self) -> list[Any]:
         """Returns what tells these rows from others that are encoded in the same way."""
@@ -239,7 +240,10 @@ class Pipeline:
 
         None if the encoder was made without a key column.
         """
-        parts = [blocks.key for blocks in self._blocks()]  # type: ignore[attr-defined]
+        parts = []
+        for unit in self._source.units():
+            for batch in self._source.read(unit, self._columns):
+                parts.append(self._encoder(batch).key)  # type: ignore[attr-defined]
         return None if not parts or parts[0] is None else np.concatenate(parts)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Reading and encoding in the background, in any order of a source's units. Adopters: leave.
+"""Reading, encoding and packing in the background, in any order of units. Adopters: leave.
 
 Each open group of units has a thread that reads Arrow batches (mostly waiting: disk, network, Arrow's own
 threads); encoding, which is all CPU, is done by a small pool of threads for all of them. Both sides are
@@ -15,10 +15,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from trainer.data import order
-from trainer.data.packed import BlocksLike, Piece
+from trainer.data.packed import BlocksLike, RowFormat
 from trainer.errors import UserError
 
 _END = object()
@@ -31,7 +32,8 @@ class Reader:
     def __init__(
         self,
         source: Any,
-        encoder: Callable[[pa.RecordBatch], BlocksLike],
+        encoder: Callable[[Any], BlocksLike],
+        layout: RowFormat,
         *,
         columns: Sequence[str] | None = None,
         threads: int = 2,
@@ -43,6 +45,7 @@ class Reader:
             source: has `units()` and `read(unit, columns)` (see `source.Source`); where its attribute `skips`
                 is true, `read(unit, columns, skip)` leaves rows out without fetching them.
             encoder: Arrow batch -> blocks; called by several threads at once.
+            layout: how the blocks are packed.
             columns: columns to read; None: those that the source was opened for.
             threads: units read at once, and at most as many threads that encode.
             chunk_rows: rows that are encoded at a time, where units allow it.
@@ -50,6 +53,7 @@ class Reader:
         self.source = source
         self.threads = threads
         self._encoder = encoder
+        self._layout = layout
         self._columns = columns
         self._chunk_rows = chunk_rows
         self._units = list(source.units())
@@ -71,19 +75,21 @@ class Reader:
         """Number of units of the source."""
         return len(self._units)
 
-    def unit_blocks(self) -> Iterator[tuple[int, BlocksLike]]:
-        """Yields (unit, encoded batch) for all rows in order; needs no counts."""
+    def everything(self) -> Iterator[np.ndarray]:
+        """Yields all rows, packed, in order; needs no counts."""
         with _Streams(self, [[i] for i in range(len(self._units))]) as streams:
             for unit in range(len(self._units)):
                 for number in range(unit, min(unit + self.threads, len(self._units))):
                     streams.open(number, 0)
                 stream = streams.open(unit, 0)
-                while (blocks := stream.next()) is not None:
-                    yield unit, blocks
+                while (rows := stream.next()) is not None:
+                    yield rows
                 streams.close(unit)
 
-    def pieces(self, schedule: Iterator[tuple[int, int, int]], ahead: int) -> Generator[Piece, None, None]:
-        """Yields the rows of a schedule of (group, start, stop), in its order.
+    def pieces(
+        self, schedule: Iterator[tuple[int, int, int]], ahead: int
+    ) -> Generator[np.ndarray, None, None]:
+        """Yields the rows, packed, of a schedule of (group, start, stop), in its order.
 
         Rows before the first `start` of a group are read and dropped; groups that the schedule doesn't name
         aren't opened.
@@ -153,9 +159,9 @@ class Reader:
         if small:
             yield _together(small)
 
-    def encode(self, batch: pa.RecordBatch | pa.Table) -> BlocksLike:
-        """Encodes an Arrow batch."""
-        return self._encoder(batch)
+    def encode(self, batch: pa.RecordBatch | pa.Table) -> np.ndarray:
+        """Encodes and packs an Arrow batch: both in one thread, while the blocks are in its cache."""
+        return self._layout.pack(self._encoder(batch))
 
     def changed(self, group: int, found: str) -> UserError:
         """Returns the error of a group whose number of rows is not what was counted."""
@@ -223,7 +229,7 @@ class _Stream:
         self._ready: collections.deque[Any] = collections.deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._rest: Piece | None = None
+        self._rest: np.ndarray | None = None
         # A daemon: a process that ends in the middle of a pass must not wait for a reader.
         self._thread = threading.Thread(target=self._read, name=f"read-{number}", daemon=True)
         self._thread.start()
@@ -246,8 +252,8 @@ class _Stream:
             self._changed.notify_all()
             return True
 
-    def next(self) -> BlocksLike | None:
-        """Returns the next encoded batch, or None at the end.
+    def next(self) -> np.ndarray | None:
+        """Returns the next packed rows, or None at the end.
 
         Raises:
             Exception: whatever reading or encoding raised.
@@ -259,25 +265,24 @@ class _Stream:
                 return None
             if not isinstance(item, Future):
                 raise item
-        blocks = item.result()  # outside the lock: the thread may queue the next batch meanwhile
+        rows = item.result()  # outside the lock: the thread may queue the next batch meanwhile
         with self._changed:
             self._ready.popleft()
             self._changed.notify_all()
-        return blocks
+        return rows
 
-    def take(self, rows: int) -> Iterator[Piece]:
+    def take(self, rows: int) -> Iterator[np.ndarray]:
         """Yields the next `rows` rows, after dropping those that were to be skipped."""
         while rows:
             if self._rest is None:
-                blocks = self.next()
-                if blocks is None:
+                self._rest = self.next()
+                if self._rest is None:
                     raise self._reader.changed(self._number, f"{rows} rows are missing from")
-                self._rest = Piece(blocks, 0, blocks.numeric.shape[0])
             if self._skip:
                 dropped = min(self._skip, len(self._rest))
-                _, self._rest = self._rest.cut(dropped)
+                self._rest = self._rest[dropped:]
                 self._skip -= dropped
-            piece, self._rest = self._rest.cut(min(rows, len(self._rest)))
+            piece, self._rest = self._rest[:rows], self._rest[rows:]
             rows -= len(piece)
             if not len(self._rest):
                 self._rest = None
