@@ -126,7 +126,8 @@ class Steps:
     def _mean_over_workers(self, values: tf.Tensor) -> tf.Tensor:
         def replica(local: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.MEAN, local)
+            # identity: a sum over workers needs a tensor that lives on the replica's device.
+            return context.all_reduce(tf.distribute.ReduceOp.MEAN, tf.identity(local))
 
         means = self._strategy.run(replica, args=(values,))
         return self._strategy.experimental_local_results(means)[0]

@@ -97,6 +97,7 @@ class BigQuerySource(FileSource):
         self._generation = 0
         self._given = _Given()
         self._recounting = threading.Lock()
+        self._noting = threading.Lock()  # not the one of the units, which is held while they are planned
         self._saved = False
         self.recut = False
 
@@ -210,7 +211,7 @@ class BigQuerySource(FileSource):
                 continue
 
     def _note(self, unit: FileUnit, rows: int) -> None:
-        with self._lock:
+        with self._noting:
             self._given.rows[unit.index] = self._given.rows.get(unit.index, 0) + rows
 
     def _stream_rows(
@@ -234,7 +235,7 @@ class BigQuerySource(FileSource):
         piece = FileUnit(unit.index, unit.name, None, stream, part, False, None)
         for batch, size in self._rows(piece, names, counts):
             if self._index is index:
-                with self._lock:
+                with self._noting:
                     index.note(stream, rows + size, cursor[0])
             drop = max(0, skip - rows)
             keep = size - drop if stop is None else min(rows + size, stop) - rows - drop
