@@ -29,7 +29,8 @@ from trainer.checkpoints import Checkpoints
 from trainer.errors import UserError
 from trainer.interruption import Interruption
 
-worker, folder, rows, settings = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), config(**json.loads(sys.argv[4]))
+worker, folder, rows = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+settings = config(**json.loads(sys.argv[4]))
 
 class Part(ArrayPipeline):
     '''This worker's half of each batch; worker 1 is the slower one, so the two keep another pace.'''
