@@ -6,7 +6,9 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
-VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "trainer" / "__init__.py").read_text()).group(1)
+(VERSION,) = re.findall(
+    r'^__version__ = "(.+)"', (ROOT / "trainer" / "__init__.py").read_text(), re.MULTILINE
+)
 
 # Only what the container lacks, and never TensorFlow, Keras, NumPy or protobuf: the service installs this
 # list with `pip install --user` into a folder that shadows the container's own packages, so a second copy of

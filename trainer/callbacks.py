@@ -248,7 +248,7 @@ class Objective(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Reports the epoch."""
-        step = int(self.model.optimizer.iterations)
+        step = int(self.model.optimizer.iterations.numpy())  # the first replica's copy
         figures = {name: float(value) for name, value in (logs or {}).items()}
         self._reporter.report(figures, step)
         self._reported.append((figures, step))

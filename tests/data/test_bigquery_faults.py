@@ -245,9 +245,7 @@ def test_a_table_that_is_not_there(server: BigQueryServer) -> None:
 @pytest.mark.parametrize("kind", ["VIEW", "MATERIALIZED_VIEW", "EXTERNAL"])
 def test_a_view_comes_with_the_way_out(kind: str, server: BigQueryServer) -> None:
     server.tables[NAME].kind = kind
-    with pytest.raises(
-        UserError, match=r"is a view or .* CREATE TABLE d\.t_rows AS SELECT \* FROM `p\.d\.t`"
-    ):
+    with pytest.raises(UserError, match=r"is a view or .*CREATE TABLE d\.t_rows AS SELECT \* FROM `p\.d\.t`"):
         keys_of(rows()[0])
 
 
@@ -282,7 +280,7 @@ def test_no_row_is_lost_or_read_twice_in_a_storm(seed: int, server: BigQueryServ
     quick(splits)
     keys = [keys_of(source) for source in splits.sources]
     assert [len(part) for part in keys] == [570, 267, 152]
-    assert sum(keys, []) == [key for i, key in enumerate(KEYS) if i % 97]
+    assert [key for part in keys for key in part] == [key for i, key in enumerate(KEYS) if i % 97]
 
 
 def test_failures_are_logged(server: BigQueryServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,6 @@ from tests.servers.bigquery import BigQueryServer
 from tests.servers.bigquery_faults import Fault
 from trainer.data import bigquery_client, bigquery_session
 from trainer.data.bigquery import BigQuerySource
-from trainer.data.bigquery_session import Ledger
 from trainer.data.encode import Encoder
 from trainer.data.pipeline import Pipeline
 from trainer.data.source import open_rows, open_splits
@@ -245,7 +245,7 @@ def test_a_new_session_that_cuts_the_table_otherwise(
     for _ in range(2):  # each later pass has each row once, unit by unit
         assert sorted(keys_of(source)) == sorted(first)
     parts = [unit_keys(source, unit) for unit in range(len(units))]
-    assert sorted(sum(parts, [])) == sorted(first)
+    assert sorted(key for part in parts for key in part) == sorted(first)
     assert unit_keys(source, 2, skip=7) == parts[2][7:]
     assert sorted(keys_of(other)) == sorted(others)
 
@@ -268,7 +268,7 @@ def test_rows_that_are_gone_are_an_error(server: BigQueryServer) -> None:
     server.expire()
     server.tables[NAME].versions.clear()
     server.write(NAME, TABLE.slice(100, 800))
-    with pytest.raises(UserError, match="the new read session holds 47. rows of the train split"):
+    with pytest.raises(UserError, match=r"the new read session holds 47\d rows of the train split"):
         list(batches)
 
 
@@ -290,7 +290,7 @@ def test_expiry_and_failures_together(server: BigQueryServer) -> None:
     server.faults.add(Fault(after_row=50, stream=1), Fault(after_row=0, stream=0), Fault(at="create"))
     server.expire()
     assert keys_of(splits.train) == TRAIN
-    assert len(waits) >= 3
+    assert len(waits) >= 2
 
 
 # --- several workers --------------------------------------------------------------------------------
@@ -302,30 +302,39 @@ def _worker(monkeypatch: pytest.MonkeyPatch, chief: bool) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps({**cluster, "task": task}))
 
 
+_FOLLOWER = """
+import json, sys
+sys.path[:0] = sys.argv[1:3]
+from bigquery_cases import keys_of, make_config
+from trainer.data.source import open_splits
+splits = open_splits(make_config(), sys.argv[3])
+keys = keys_of(splits.train)
+print(json.dumps([splits.train._files.sessions[0].opened.name, keys]))
+"""
+
+
 def test_all_workers_read_the_streams_of_the_chief(
     server: BigQueryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bigquery_session, "_POLL_SECONDS", 0.05)
     memory = str(tmp_path / "bigquery.json")
+    here = Path(__file__).parent
     _worker(monkeypatch, chief=False)
-    follower: list[Any] = []
-    opening = threading.Thread(target=lambda: follower.append(open_splits(make_config(), memory)))
-    # The two stand for two processes, which wait for nothing of each other but the file.
-    monkeypatch.setattr(Ledger, "_lock", threading.RLock())
-    opening.start()
-    time.sleep(0.3)
-    assert not server.creates
-    monkeypatch.setattr(Ledger, "_lock", threading.RLock())
-    _worker(monkeypatch, chief=True)
-    chief = open_splits(make_config(), memory)
-    mine = keys_of(chief.train)
-    opening.join(20)
-    keys_of(chief.validation), keys_of(chief.test)
-    count = len(server.creates)
-    assert keys_of(follower[0].train) == mine
+    with subprocess.Popen(
+        [sys.executable, "-c", _FOLLOWER, str(here), str(here.parents[1]), memory],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as follower:
+        time.sleep(2)
+        assert not server.creates
+        _worker(monkeypatch, chief=True)
+        chief = open_splits(make_config(), memory)
+        assert [len(keys_of(source)) for source in chief.sources] == [570, 267, 152]
+        count = len(server.creates)
+        said, _ = follower.communicate(timeout=60)
+    name, keys = json.loads(said)
+    assert keys == TRAIN
+    assert name == chief.train._files.sessions[0].opened.name
     assert len(server.creates) == count == 4
-    names = [source._files.sessions[0].opened.name for source in (chief.train, follower[0].train)]
-    assert names[0] == names[1]
 
 
 def test_a_worker_does_not_wait_for_ever(

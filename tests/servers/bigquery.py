@@ -8,13 +8,15 @@ one table, local.<folder above>.<folder>, here bigquery://local.data.flights, an
 that no stream cuts. The trainer reads from here when BIGQUERY_STORAGE_EMULATOR_HOST=localhost:9050 is set.
 
 CreateReadSession and ReadRows (version 1, Arrow) over real gRPC: selected fields, row filters, snapshots,
-several streams, offsets, LZ4 and ZSTD, sessions that expire, and errors on demand (`bigquery_faults.py`).
+several streams, offsets, LZ4 and ZSTD, sessions that expire, and errors on demand (`bigquery_faults.py`). The
+retired version 1beta1, which the reader of tensorflow-io calls, is answered too (`bigquery_v1beta1.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import itertools
 import os
 import re
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from google.cloud.bigquery_storage_v1 import types
 
-from tests.servers import bigquery_filter, bigquery_tables
+from tests.servers import bigquery_filter, bigquery_tables, bigquery_v1beta1
 from tests.servers.bigquery_faults import Fault, Faults, answer
 from tests.servers.bigquery_tables import StoredTable, blocks_of
 
@@ -44,12 +46,15 @@ _UTC = datetime.timezone.utc
 
 
 @dataclass
-class _Session:
+class Session:
+    """An open session: the rows of each stream, and how they become responses."""
+
     name: str
     schema: pa.Schema
     streams: list[list[pa.Table]]
     expires: datetime.datetime
-    codec: str | None
+    rows: int
+    encode: Callable[[pa.Table], bytes]
     encoded: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
 
 
@@ -102,7 +107,7 @@ class BigQueryServer:
         self._keep_encoded = keep_encoded
         self._workers = workers
         self._open = 0
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
         for name, rows in (tables or {}).items():
             self.write(name, rows)
@@ -138,6 +143,7 @@ class BigQueryServer:
             ),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        self._server.add_generic_rpc_handlers((bigquery_v1beta1.handler(self),))
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"localhost:{bound}"
         self._server.start()
@@ -166,15 +172,6 @@ class BigQueryServer:
         if match is None or not re.match(r"^projects/[^/]+$", request.parent):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"request failed: Malformed name {asked.table!r}")
         name = ".".join(match.groups())  # type: ignore[union-attr]
-        stored = self.tables.get(name)
-        if stored is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"request failed: Not found: Table {name}")
-        if stored.kind != "TABLE":
-            context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "request failed: non-table entities cannot be read with the storage API; "
-                f"Table '{name}' Type '{stored.kind}'",
-            )
         if asked.data_format != types.DataFormat.ARROW:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "request failed: only ARROW is served here")
         if request.max_stream_count and request.preferred_min_stream_count > request.max_stream_count:
@@ -185,26 +182,80 @@ class BigQueryServer:
         moment = None
         if "snapshot_time" in asked.table_modifiers:
             moment = asked.table_modifiers.snapshot_time
+        options = asked.read_options
+        codec = _CODECS[int(options.arrow_serialization_options.buffer_compression)]
+        session = self.open(
+            request.parent,
+            name,
+            list(options.selected_fields),
+            options.row_restriction,
+            request.max_stream_count,
+            functools.partial(encoded, codec=codec),
+            context,
+            moment,
+        )
+        schema = session.schema.serialize().to_pybytes()
+        return types.ReadSession(
+            name=session.name,
+            table=asked.table,
+            expire_time=session.expires,
+            data_format=types.DataFormat.ARROW,
+            arrow_schema=types.ArrowSchema(serialized_schema=schema),
+            streams=[
+                types.ReadStream(name=f"{session.name}/streams/{i}") for i in range(len(session.streams))
+            ],
+            estimated_row_count=session.rows,
+            read_options=options,
+        )
+
+    def open(
+        self,
+        parent: str,
+        table: str,
+        fields: Sequence[str],
+        restriction: str,
+        most: int,
+        encode: Callable[[pa.Table], bytes],
+        context: grpc.ServicerContext,
+        moment: datetime.datetime | None = None,
+    ) -> Session:
+        """Opens a session, or ends the call with what is wrong.
+
+        Args:
+            parent: "projects/..." that is billed.
+            table: "project.dataset.table".
+            fields: columns; none: all.
+            restriction: row filter.
+            most: most streams; 0: as many as there are blocks.
+            encode: rows -> response.
+            context: the call.
+            moment: as of which the table is read; None: now.
+        """
+        stored = self.tables.get(table)
+        if stored is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"request failed: Not found: Table {table}")
+        if stored.kind != "TABLE":
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "request failed: non-table entities cannot be read with the storage API; "
+                f"Table '{table}' Type '{stored.kind}'",
+            )
         version = stored.at(moment)
         if version is None:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"request failed: Invalid snapshot time {moment} for table {name}",
+                f"request failed: Invalid snapshot time {moment} for table {table}",
             )
-        return self._opened(request, version, context)
-
-    def _opened(self, request: Any, version: Any, context: grpc.ServicerContext) -> Any:
-        asked, options = request.read_session, request.read_session.read_options
         try:
-            blocks = [bigquery_filter.apply(block, options.row_restriction) for block in version.blocks]
+            blocks = [bigquery_filter.apply(block, restriction) for block in version.blocks]
         except bigquery_filter.FilterError as error:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"request failed: Row filter for table {asked.table} is invalid. Filter is "
-                f"'{options.row_restriction}'; {error}",
+                f"request failed: Row filter for table {table} is invalid. Filter is '{restriction}'; "
+                f"{error}",
             )
         try:
-            blocks = [bigquery_tables.select(block, list(options.selected_fields)) for block in blocks]
+            blocks = [bigquery_tables.select(block, fields) for block in blocks]
         except KeyError as error:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
@@ -212,49 +263,50 @@ class BigQueryServer:
                 f"{error.args[0]}",
             )
         rows = sum(block.num_rows for block in version.blocks)
-        most = min(request.max_stream_count or 1000, self.most_streams)
-        streams = _dealt(blocks, most) if rows else []
+        streams = _dealt(blocks, min(most or 1000, self.most_streams)) if rows else []
         with self._lock:
             number = len(self._sessions)
-            name = f"{request.parent}/locations/us/sessions/s{number}"
+            name = f"{parent}/locations/us/sessions/s{number}"
             expires = datetime.datetime.now(_UTC) + datetime.timedelta(seconds=self.session_seconds)
-            codec = _CODECS[int(options.arrow_serialization_options.buffer_compression)]
-            self._sessions[name] = _Session(name, blocks[0].schema, streams, expires, codec)
-        schema = blocks[0].schema.serialize().to_pybytes()
-        return types.ReadSession(
-            name=name,
-            table=asked.table,
-            expire_time=expires,
-            data_format=types.DataFormat.ARROW,
-            arrow_schema=types.ArrowSchema(serialized_schema=schema),
-            streams=[types.ReadStream(name=f"{name}/streams/{i}") for i in range(len(streams))],
-            estimated_row_count=rows,
-            read_options=options,
-        )
+            made = Session(name, blocks[0].schema, streams, expires, rows, encode)
+            self._sessions[name] = made
+        return made
 
     # --- ReadRows
 
     def _read(self, request: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
-        name, _, number = request.read_stream.rpartition("/streams/")
+        first = True
+        for session, message in self.responses(request.read_stream, request.offset, context):
+            if first:  # it brings the schema along
+                response = _ROWS.FromString(message)
+                response.arrow_schema.serialized_schema = session.schema.serialize().to_pybytes()
+                message, first = response.SerializeToString(), False
+            yield message
+
+    def responses(
+        self, name: str, offset: int, context: grpc.ServicerContext
+    ) -> Iterator[tuple[Session, bytes]]:
+        """Yields the responses of a stream from a row on, and the faults that are planned for it."""
+        about = f"there was an error operating on '{name}'"
+        name, _, number = name.rpartition("/streams/")
         session = self._sessions.get(name)
-        about = f"there was an error operating on '{request.read_stream}'"
         if session is None or not number.isdigit() or int(number) >= len(session.streams):
             context.abort(grpc.StatusCode.NOT_FOUND, f"{about}: not found")
         stream = int(number)
         with self._lock:
-            self.reads.append((stream, request.offset))
+            self.reads.append((stream, offset))
             self._open += 1
             self.most_open = max(self.most_open, self._open)
         try:
-            yield from self._responses(session, stream, request.offset, about, context)
+            for message in self._responses(session, stream, offset, about, context):
+                yield session, message
         finally:
             with self._lock:
                 self._open -= 1
 
     def _responses(
-        self, session: _Session, stream: int, offset: int, about: str, context: grpc.ServicerContext
+        self, session: Session, stream: int, offset: int, about: str, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        first = True
         total = sum(block.num_rows for block in session.streams[stream])
         while True:
             fault = self.faults.take_read(stream, offset)
@@ -269,10 +321,6 @@ class BigQueryServer:
                 return
             stop = self.faults.next_stop(stream, offset)
             rows, message = self._message(session, stream, offset, stop)
-            if first:
-                response = _ROWS.FromString(message)
-                response.arrow_schema.serialized_schema = session.schema.serialize().to_pybytes()
-                message, first = response.SerializeToString(), False
             yield message
             offset += rows
             with self._lock:
@@ -287,7 +335,7 @@ class BigQueryServer:
                 time.sleep(0.01)
         answer(context, fault)
 
-    def _message(self, session: _Session, stream: int, offset: int, stop: int | None) -> tuple[int, bytes]:
+    def _message(self, session: Session, stream: int, offset: int, stop: int | None) -> tuple[int, bytes]:
         """Returns the response from a row of a stream on, and its number of rows."""
         if self._keep_encoded and stop is None and offset % self.message_rows == 0:
             with self._lock:
@@ -299,7 +347,7 @@ class BigQueryServer:
             return known[offset // self.message_rows]
         rows = self.message_rows if stop is None else min(self.message_rows, stop - offset)
         table = pa.concat_tables(session.streams[stream]).slice(offset, rows)
-        return table.num_rows, _encoded(table, session.codec)
+        return table.num_rows, session.encode(table)
 
 
 def _dealt(blocks: list[pa.Table], most: int) -> list[list[pa.Table]]:
@@ -309,14 +357,14 @@ def _dealt(blocks: list[pa.Table], most: int) -> list[list[pa.Table]]:
     return [blocks[low:high] for low, high in itertools.pairwise(cuts)]
 
 
-def _messages(session: _Session, stream: int, rows: int) -> Iterator[tuple[int, bytes]]:
+def _messages(session: Session, stream: int, rows: int) -> Iterator[tuple[int, bytes]]:
     table = pa.concat_tables(session.streams[stream])
     for start in range(0, table.num_rows, rows):
         part = table.slice(start, rows)
-        yield part.num_rows, _encoded(part, session.codec)
+        yield part.num_rows, session.encode(part)
 
 
-def _encoded(table: pa.Table, codec: str | None) -> bytes:
+def encoded(table: pa.Table, codec: str | None) -> bytes:
     """Returns the rows of a table as one ReadRowsResponse."""
     batch = table.combine_chunks().to_batches()[0]
     sink = pa.BufferOutputStream()

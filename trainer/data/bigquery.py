@@ -45,14 +45,16 @@ class _Index:
     Attributes:
         places: of each stream, (rows of the split before, offset) at some offsets, both rising.
         totals: of each stream, its rows of the split; None until it was read to its end.
+        generation: of the streams.
     """
 
     places: list[list[tuple[int, int]]]
     totals: list[int | None]
+    generation: int
 
     @classmethod
-    def empty(cls, streams: int) -> _Index:
-        return cls([[(0, 0)] for _ in range(streams)], [None] * streams)
+    def empty(cls, streams: int, generation: int) -> _Index:
+        return cls([[(0, 0)] for _ in range(streams)], [None] * streams, generation)
 
     def start(self, stream: int, skip: int) -> tuple[int, int]:
         """Returns the last known (rows before, offset) that is not beyond `skip` rows."""
@@ -66,6 +68,14 @@ class _Index:
             if rows == known[-1][0]:
                 known.pop()  # rows of other splits lie between: no need to read them again
             known.append((rows, offset))
+
+
+@dataclass
+class _Cursor:
+    """How far a stream has been read: the offset behind the last batch, and the generation of the streams."""
+
+    offset: int
+    generation: int
 
 
 @dataclass
@@ -93,8 +103,8 @@ class BigQuerySource(FileSource):
 
     def __init__(self, name: str, files: TableFiles, splitter: Splitter | None = None, code: int = 0) -> None:
         super().__init__(name, files, splitter, code)  # type: ignore[arg-type]
-        self._index: _Index | None = None
-        self._generation = 0
+        self._index = _Index([], [], -1)  # that of the streams of now
+        self._planned = -1  # generation of the streams that the units are
         self._given = _Given()
         self._recounting = threading.Lock()
         self._noting = threading.Lock()  # not the one of the units, which is held while they are planned
@@ -128,15 +138,16 @@ class BigQuerySource(FileSource):
         files = self._files
         _ = files.types  # finds missing columns before anything is read
         count = files.streams
-        self._generation = files.generation
-        self._index = _Index.empty(count)
+        self._planned = files.generation
+        self._index = _Index.empty(count, self._planned)
         units = [FileUnit(i, stream.path, None, i) for i, stream in enumerate(files.files[:count])]
         known = files.connection.ledger.get("splits", self._key)
         if known is not None:
-            if known["generation"] == self._generation:
+            if known["generation"] == self._planned:
                 self._index = _Index(
                     [[(rows, offset) for rows, offset in places] for places in known["places"]],
                     known["totals"],
+                    self._planned,
                 )
                 self._done = {int(i): _UnitCounts(*counts) for i, counts in known["units"].items()}
                 self._saved = True
@@ -187,10 +198,10 @@ class BigQuerySource(FileSource):
         """Yields (columns, number of rows) of a unit, also across an expired session."""
         counts = _UnitCounts()
         given = skip
-        generation = self._generation
+        index = self._index
         try:
-            if generation == self._files.generation:
-                for batch, size in self._stream_rows(unit, unit.file, names, counts, skip, unit.cap):
+            if index.generation == self._planned == self._files.generation:
+                for batch, size in self._stream_rows(index, unit, unit.file, names, counts, skip, unit.cap):
                     given += size
                     self._note(unit, size)
                     yield batch, size
@@ -203,7 +214,8 @@ class BigQuerySource(FileSource):
             index = self._recount()
             try:
                 for stream, start, stop in _overlapping(index.totals, first + given, last):
-                    for batch, size in self._stream_rows(unit, stream, names, _UnitCounts(), start, stop):
+                    part = self._stream_rows(index, unit, stream, names, _UnitCounts(), start, stop)
+                    for batch, size in part:
                         given += size
                         self._note(unit, size)
                         yield batch, size
@@ -215,11 +227,19 @@ class BigQuerySource(FileSource):
             self._given.rows[unit.index] = self._given.rows.get(unit.index, 0) + rows
 
     def _stream_rows(
-        self, unit: FileUnit, stream: int, names: list[str], counts: _UnitCounts, skip: int, stop: int | None
+        self,
+        index: _Index,
+        unit: FileUnit,
+        stream: int,
+        names: list[str],
+        counts: _UnitCounts,
+        skip: int,
+        stop: int | None,
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yields rows skip..stop of the split's rows in a stream.
 
         Args:
+            index: of the streams; remembers what is learned on the way.
             unit: the unit that they are read for.
             stream: number of the stream.
             names: columns to give.
@@ -227,16 +247,13 @@ class BigQuerySource(FileSource):
             skip: rows of the split to leave out.
             stop: row after the last; None: to the stream's end.
         """
-        index = self._index
-        assert index is not None
         rows, offset = index.start(stream, skip)
-        cursor = [offset]
+        cursor = _Cursor(offset, index.generation)
         part = Part("", offset, None, cursor)
         piece = FileUnit(unit.index, unit.name, None, stream, part, False, None)
         for batch, size in self._rows(piece, names, counts):
-            if self._index is index:
-                with self._noting:
-                    index.note(stream, rows + size, cursor[0])
+            with self._noting:
+                index.note(stream, rows + size, cursor.offset)
             drop = max(0, skip - rows)
             keep = size - drop if stop is None else min(rows + size, stop) - rows - drop
             rows += size
@@ -245,22 +262,24 @@ class BigQuerySource(FileSource):
             if stop is not None and rows >= stop:
                 counts.rows = min(counts.rows, stop)
                 return
-        if self._index is index:
-            index.totals[stream] = rows
+        index.totals[stream] = rows
 
     def _stored(self, unit: FileUnit, need: list[str]) -> Iterator[tuple[pa.RecordBatch, Any]]:
         files = self._files
         stream = files.files[unit.file]
         # Something has to be read to count rows.
         some = need or [next(iter(files.columns_of[stream.session.request.table]))]
-        cursor = unit.part.place
-        for offset, batch in files.read(stream, cursor[0], some, self._generation):
-            cursor[0] = offset + batch.num_rows
+        cursor: _Cursor = unit.part.place
+        for offset, batch in files.read(stream, cursor.offset, some, cursor.generation):
+            cursor.offset = offset + batch.num_rows
             yield batch, offset
 
     def _count_unit(self, unit: FileUnit) -> int:
         counts = _UnitCounts()
-        for _ in self._stream_rows(unit, unit.file, [], counts, 0, unit.cap):
+        index = self._index if self._planned == self._index.generation else None
+        if index is None:
+            raise RecutError
+        for _ in self._stream_rows(index, unit, unit.file, [], counts, 0, unit.cap):
             pass
         return counts.rows
 
@@ -277,13 +296,12 @@ class BigQuerySource(FileSource):
 
     def _save(self) -> None:
         files, index = self._files, self._index
-        assert index is not None
         files.save()
         files.connection.ledger.put(
             "splits",
             self._key,
             {
-                "generation": self._generation,
+                "generation": index.generation,
                 "units": {str(i): [one.rows, one.missing_label] for i, one in sorted(self._done.items())},
                 "totals": index.totals,
                 "places": index.places,
@@ -329,10 +347,9 @@ class BigQuerySource(FileSource):
         """Returns the index of the streams of now; counts their rows of the split where they are new."""
         files = self._files
         with self._recounting:
-            assert self._index is not None
-            while self._generation != files.generation or None in self._index.totals:
+            while self._index.generation != files.generation or None in self._index.totals:
                 totals = self._totals()
-                if self._generation != files.generation:
+                if self._index.generation != files.generation:
                     seen = self._given.in_this_pass(totals)
                     _LOG.warning(
                         "%s: the read session of the %s rows expired, and the new one cuts the table "
@@ -343,15 +360,14 @@ class BigQuerySource(FileSource):
                         f"{seen:,}",
                         f"{sum(totals):,}",
                     )
-                self._generation = files.generation
-                self._index = _Index.empty(files.streams)
-                starts = [functools.partial(self._recounted, i) for i in range(files.streams)]
+                index = self._index = _Index.empty(files.streams, files.generation)
+                starts = [functools.partial(self._recounted, index, i) for i in range(len(index.totals))]
                 try:
                     for _ in prefetch.ordered(starts, files.data.reader_threads):
                         pass
                 except RecutError:
                     continue
-                found = sum(total or 0 for total in self._index.totals)
+                found = sum(total or 0 for total in index.totals)
                 if found != sum(totals) and not files.data.limit_rows:
                     raise UserError(
                         f"{files.tables[0]}: the new read session holds {found} rows of the {self.name} "
@@ -359,9 +375,9 @@ class BigQuerySource(FileSource):
                     )
             return self._index
 
-    def _recounted(self, stream: int) -> Iterator[None]:
+    def _recounted(self, index: _Index, stream: int) -> Iterator[None]:
         unit = FileUnit(0, self._files.files[stream].path, None, stream)
-        for _ in self._stream_rows(unit, stream, [], _UnitCounts(), 0, None):
+        for _ in self._stream_rows(index, unit, stream, [], _UnitCounts(), 0, None):
             pass
         yield
 

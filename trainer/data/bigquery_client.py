@@ -137,6 +137,7 @@ class Client:
         with self._lock:
             if self._transports:
                 return
+            os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # each closed connection is a line otherwise
             local = os.environ.get(EMULATOR, "").strip()
             transports = self._local(local) if local else self._cloud()
             self._calls = [
