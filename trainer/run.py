@@ -21,6 +21,7 @@ from trainer.data import leaks
 from trainer.data.encode import Encoder
 from trainer.data.pipeline import Pipeline
 from trainer.data.source import Splits, open_splits
+from trainer.errors import UserError
 from trainer.features import Features, fit
 from trainer.interruption import Interrupted, Interruption
 from trainer.lock import FolderLock
@@ -101,6 +102,12 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
     # The monitor is checked and the strategy made before any data is read: both can end the run at once.
     callbacks.monitor_of(config)
     me = environment.service()
+    if me.workers > 1:
+        # The loop and the checkpoints can, but the files of a run would be written by every worker.
+        raise UserError(
+            f"TF_CONFIG/CLUSTER_SPEC: got {me.workers} workers, expected 1: a run trains in one process, on all "
+            "GPUs of its machine; give the job one replica with more accelerators"
+        )
     strategy = strategies.create(config)
     with ExitStack() as stack:
         stop = stack.enter_context(Interruption())  # after the strategy, which would replace the handler
