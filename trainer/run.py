@@ -118,7 +118,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
             monitor, _ = callbacks.monitor_of(config, has_validation=splits.validation is not None)
             reporter = Reporter(config.training.objective or monitor, me)
             features = _features(config, splits, folder)
-            export.signatures.signature_inputs(features, config)  # names that can't be exported, said now
+            export.signatures.signature_inputs(features, config)  # names that can't be served, said now
         with clock.phase("encode"):
             pipelines = _pipelines(config, splits, features, paths, strategy, folder)
         stop.check("before training")
