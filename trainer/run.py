@@ -105,8 +105,8 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
     if me.workers > 1:
         # The loop and the checkpoints can, but the files of a run would be written by every worker.
         raise UserError(
-            f"TF_CONFIG/CLUSTER_SPEC: got {me.workers} workers, expected 1: a run trains in one process, on all "
-            "GPUs of its machine; give the job one replica with more accelerators"
+            f"TF_CONFIG/CLUSTER_SPEC: got {me.workers} workers, expected 1: a run trains in one process, on "
+            "all GPUs of its machine; give the job one replica with more accelerators"
         )
     strategy = strategies.create(config)
     with ExitStack() as stack:
