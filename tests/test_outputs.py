@@ -32,7 +32,17 @@ def config(folder: Path, **training: object) -> Config:
 def claimed(folder: Path, **training: object) -> RunFolder:
     made = RunFolder(paths(config(folder, **training), {}), config(folder, **training))
     made.claim()
+    (folder / "checkpoints" / "0000000007-0001").mkdir(parents=True, exist_ok=True)
     return made
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_claims_nothing(tmp_path: Path) -> None:
+    """The corrected command after a mistake goes on in the same folder."""
+    first = RunFolder(paths(config(tmp_path, batch_size=255), {}), config(tmp_path, batch_size=255))
+    first.claim()
+    first.status("failed")
+    second = RunFolder(first.paths, config(tmp_path, batch_size=256))
+    assert (second.state, second.attempt) == ("new", 2)
 
 
 def test_states_of_a_folder(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from trainer import metrics, storage
 from trainer.config import Config
 from trainer.errors import UserError, nearest
 from trainer.reporting import Reporter
+
+log = logging.getLogger("trainer")
 
 
 def monitor_of(config: Config, *, has_validation: bool = True, classes: int = 4) -> tuple[str, str]:
@@ -139,6 +142,7 @@ class EarlyStopping(keras.callbacks.Callback):
             return
         self.wait += 1
         if self.wait >= self.patience:
+            log.info("early stopping: %s has not improved for %d epoch(s)", self.monitor, self.wait)
             self.model.stop_training = True
 
     def get_state(self) -> dict[str, Any]:

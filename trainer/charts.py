@@ -162,11 +162,16 @@ def bars(title: str, values: Mapping[str, float], unit: str = "", errors: Sequen
         return _svg(figure, title)
 
 
-def scatter(title: str, x: Sequence[float], y: Sequence[float], xlabel: str, ylabel: str) -> str:
-    """Draws true values over predicted ones for a regression, with the line where they agree."""
+def scatter(
+    title: str, x: Sequence[float], y: Sequence[float], xlabel: str, ylabel: str, level: bool = False
+) -> str:
+    """Draws points with the line where x = y, or with `level` the line where y = 0."""
     with _axes(title) as (figure, axes):
-        low, high = min([*x, *y]), max([*x, *y])
-        axes.plot([low, high], [low, high], color=MUTED, linewidth=1, linestyle=":")
+        if level:
+            axes.axhline(0, color=MUTED, linewidth=1, linestyle=":")
+        else:
+            ends = [min([*x, *y]), max([*x, *y])]
+            axes.plot(ends, ends, color=MUTED, linewidth=1, linestyle=":")
         axes.scatter(x, y, s=4, alpha=0.25, color=COLORS[0], linewidths=0, rasterized=True)
         axes.set(xlabel=xlabel, ylabel=ylabel)
         return _svg(figure, title)

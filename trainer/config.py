@@ -43,7 +43,7 @@ class SplitConfig(Section):
         "hash", description="How rows are dealt to train, validation and test."
     )
     column: str | None = Field(
-        None, description="Column that decides: a time, a key to hash, or one with the split's name."
+        None, description="Column that decides: a time, a key to hash, or the split's name; not for by=paths."
     )
     validation_from: str | None = Field(
         None, description="by=time: first moment (ISO 8601, or a number) of the validation split."
@@ -254,7 +254,20 @@ class ModelConfig(Section):
     hidden_units: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (256, 128), description="Widths of the hidden layers."
     )
-    activation: str = Field("relu", description="Activation of the hidden layers (a Keras name).")
+    activation: Literal[
+        "relu",
+        "gelu",
+        "silu",
+        "swish",
+        "selu",
+        "elu",
+        "leaky_relu",
+        "mish",
+        "softplus",
+        "tanh",
+        "sigmoid",
+        "linear",
+    ] = Field("relu", description="Activation of the hidden layers.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Share of hidden units dropped in training.")
     batch_norm: bool = Field(False, description="Batch normalisation after each hidden layer.")
     cross_layers: int = Field(2, ge=1, le=16, description="dcn: number of cross layers.")

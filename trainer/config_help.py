@@ -24,7 +24,7 @@ _INTRO = """\
 A run is described by a YAML file, and every key is a flag too:
 
 ```
-python -m trainer train --config configs/digits.yaml --training.learning_rate=0.01 --epochs 5
+python -m trainer train --config configs/flights.yaml --training.learning_rate=0.01 --epochs 5
 ```
 
 - **Flags** go by the full name or by any ending of it that only one key has (`--learning_rate`). Dashes and
@@ -35,7 +35,7 @@ python -m trainer train --config configs/digits.yaml --training.learning_rate=0.
 - **Features** in the file can be changed one key at a time: `--features.NAME.buckets=32`.
 - **`base: other.yaml`** in a file (seen from its folder) is read first, and the file is laid over it:
   sections key by key, lists and maps of values as a whole. `--config` may be given several times, and works
-  in the same way: `--config configs/digits.yaml --config configs/debug/overfit.yaml`.
+  in the same way: `--config configs/flights.yaml --config configs/debug/overfit.yaml`.
 - `--print_config` shows what came of it, as a file that loads again; each run keeps it as `config.yaml`.
 """
 

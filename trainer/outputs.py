@@ -84,14 +84,18 @@ class RunFolder:
         status = storage.read_json(paths.file("status.json")) or {}
         self.state: State = "new"
         if storage.exists(paths.file("config.yaml")):
-            self._refuse_other_config()
-            self.state = "finished" if status.get("state") == "succeeded" else "started"
+            if self._has_work():  # a run that ended on a mistake before its first checkpoint holds nothing
+                self._refuse_other_config()
+                self.state = "finished" if status.get("state") == "succeeded" else "started"
         elif self.has_model():
             raise UserError(
                 f"{paths.model}: holds a saved_model.pb of something else, which would be overwritten; "
                 "choose another output_dir, or --fresh to move it aside"
             )
         self.attempt = int(status.get("attempt", 0)) + 1
+
+    def _has_work(self) -> bool:
+        return self.has_model() or bool(storage.listing(self.paths.checkpoints))
 
     def _set_aside(self) -> None:
         parts = [self.paths.output, self.paths.model, self.paths.checkpoints, self.paths.logs]

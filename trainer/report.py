@@ -201,6 +201,7 @@ def _quality_section(outcome: Outcome, task: str) -> str:
                 list((labels - predictions)[::step]),
                 "predicted",
                 "true - predicted",
+                level=True,
             ),
         ]
     text = f"All charts are of the {outcome.split} split ({len(labels):,} rows). {note}"

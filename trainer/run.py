@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from trainer import callbacks, environment, export, logs, losses, outputs, parity, results
+from trainer import callbacks, environment, export, logs, losses, outputs, parity, results, storage
 from trainer import strategy as strategies
 from trainer.checkpoints import Checkpoints
 from trainer.config import Config
@@ -21,7 +21,7 @@ from trainer.data import leaks
 from trainer.data.encode import Encoder
 from trainer.data.pipeline import Pipeline
 from trainer.data.source import Splits, open_splits
-from trainer.errors import UserError
+from trainer.errors import TrainingError, UserError
 from trainer.features import Features, fit
 from trainer.interruption import Interrupted, Interruption
 from trainer.lock import FolderLock
@@ -74,6 +74,9 @@ def train(config: Config, *, fresh: bool = False, debug: bool = False) -> dict[s
     """
     keras.config.disable_traceback_filtering() if debug else keras.config.enable_traceback_filtering()
     paths = environment.paths(config)
+    if fresh and storage.exists(paths.file("lock.json")):
+        with FolderLock(paths.output):  # a job that lives keeps its folder
+            pass
     folder = outputs.RunFolder(paths, config, fresh=fresh)
     if folder.state == "finished" and folder.has_model():
         log.info("%s: this run is finished; --fresh starts it over", paths.output)
@@ -150,7 +153,12 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
         # 4. Train, and go back to the epoch that did best on validation.
         with clock.phase("train"):
             state = _fit(config, paths, loop, pipelines, checkpoints, state, total, reporter)
-        best = state.best["epoch"] if checkpoints.load_best(state) and state.best else None
+        best = state.best["epoch"] if state.best else None
+        if state.best and not checkpoints.load_best(state):
+            raise TrainingError(
+                f"{paths.checkpoints}: the checkpoint of the best epoch ({best}) is gone or damaged, so there "
+                "is nothing good to export; start anew with --fresh"
+            )
         if best is not None and best != state.epoch:
             log.info("using the weights of epoch %d, the best by %s", best, (state.best or {})["monitor"])
 
@@ -160,6 +168,12 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
                 name: {**loop.evaluate(pipeline), "examples": pipeline.rows}
                 for name, pipeline in pipelines.items()
             }
+
+        if figures.get("validation", {}).get("r2", 0.0) < 0:
+            log.warning(
+                "validation r2 is below 0, worse than always predicting the mean: raise training.learning_rate "
+                "or epochs, or scale the label"
+            )
 
         # The study judges the trial by the model that it gets: the last report is of that one.
         if "validation" in figures:
@@ -172,6 +186,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
         predict = parity.training_path(Encoder(features, with_label=False), served, config.task)
         gate_source = splits.validation or splits.test or splits.train
         sample = leaks.head(gate_source, list(features.columns), config.export.parity_rows)
+        log.info("exporting, and comparing the export with training in a fresh process")
         with clock.phase("export"):
             key = export.signatures.key_type(splits.train.schema, config)
             staged = export.stage(served, features, config, paths.model, key=key, examples=sample.slice(0, 8))
@@ -179,6 +194,11 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
         with clock.phase("parity"):
             gate = parity.run_gate(config, features, staged, sample, predict, paths.output)
         export.publish(staged, paths.model)
+        log.info(
+            "parity gate passed: %s rows, largest difference %.2g; writing the report",
+            f"{gate['rows']:,}",
+            gate["max_abs_difference"],
+        )
 
         # 7. The page that shows how good it is, and the figures for programs.
         metrics = {

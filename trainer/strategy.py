@@ -196,7 +196,7 @@ def _replica_count(name: str, config: Config, gpus: int, environ: Mapping[str, s
 
 def _grow_memory(gpus: list[Any]) -> None:
     if not gpus:
-        log.info("strategy.gpu_memory_growth: no GPU here, nothing to set")
+        log.debug("strategy.gpu_memory_growth: no GPU here, nothing to set")
     for gpu in gpus:  # TensorFlow wants the same answer for every GPU
         try:
             tf.config.experimental.set_memory_growth(gpu, True)

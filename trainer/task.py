@@ -62,7 +62,7 @@ def guard(command: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
             log.debug("raised here", exc_info=True)
         return error.exit_code
     except KeyboardInterrupt:
-        log.error("interrupted from the keyboard")
+        log.error("interrupted from the keyboard: the same command goes on from the last checkpoint")
         return EXIT_KEYBOARD
     except Exception as error:
         log.critical("%s (a bug, or a failure of the machine)", type(error).__name__, exc_info=True)
