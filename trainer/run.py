@@ -156,7 +156,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
         best = state.best["epoch"] if state.best else None
         if state.best and not checkpoints.load_best(state):
             raise TrainingError(
-                f"{paths.checkpoints}: the checkpoint of the best epoch ({best}) is gone or damaged, so there "
+                f"{paths.checkpoints}: the checkpoint of the best epoch ({best}) is gone or damaged: there "
                 "is nothing good to export; start anew with --fresh"
             )
         if best is not None and best != state.epoch:
@@ -171,7 +171,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
 
         if figures.get("validation", {}).get("r2", 0.0) < 0:
             log.warning(
-                "validation r2 is below 0, worse than always predicting the mean: raise training.learning_rate "
+                "validation r2 is below 0, worse than predicting the mean: raise training.learning_rate "
                 "or epochs, or scale the label"
             )
 
