@@ -53,14 +53,18 @@ train: $(if $(filter configs/flights.yaml,$(CONFIG)),data,venv-run)  ## train th
 test: lint test-default test-tf217  ## lint, types and every test, on TensorFlow 2.21 and 2.17
 
 test-fast: venv-dev  ## the tests that take seconds: make test-fast [ARGS="-k encode"]
-	@$(PY) -m pytest -m "not slow and not bench" $(ARGS)
+	@$(PY) -m pytest -m "not slow and not bench and not stress" $(ARGS)
+
+.PHONY: stress
+stress: venv-dev  ## storms of random faults against the readers
+	@$(PY) -m pytest -m stress $(ARGS)
 
 test-default: venv-dev data venv-serving-if-any venv-tf217-if-any
-	@$(PY) -m pytest -m "not bench" $(ARGS)
+	@$(PY) -m pytest -m "not bench and not stress" $(ARGS)
 
 test-tf217: data venv-tf217-if-any
 	@if [ -x $(TF217)/bin/python ]; then \
-	  echo "The tests on TensorFlow 2.17:"; $(TF217)/bin/python -m pytest -m "not slow and not bench" $(ARGS); \
+	  echo "The tests on TensorFlow 2.17:"; $(TF217)/bin/python -m pytest -m "not slow and not bench and not stress" $(ARGS); \
 	fi
 
 # The two older stacks run where their Pythons are to be had, and say so where they don't.

@@ -273,6 +273,7 @@ def _storm(server: BigQueryServer, seed: int) -> int:
     return chance.choice([16, 64, 100, 4096])
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("seed", range(50))
 def test_no_row_is_lost_or_read_twice_in_a_storm(seed: int, server: BigQueryServer) -> None:
     server.message_rows = _storm(server, seed)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,6 +20,23 @@ from trainer.data.checks import BadRecords
 from trainer.data.source import Wanted
 from trainer.data.split import Splitter
 from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    _once = functools.cached_property
+else:
+
+    class _once:  # noqa: N801 - used as a decorator
+        """`functools.cached_property` without its lock, which all instances share before Python 3.12: threads
+        with one instance each could wait for each other for ever."""
+
+        def __init__(self, function: Callable[[Any], Any]) -> None:
+            self._function, self._name, self.__doc__ = function, function.__name__, function.__doc__
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            if instance is None:
+                return self
+            value = instance.__dict__[self._name] = self._function(instance)
+            return value
 
 
 class RecutError(Exception):
@@ -88,7 +106,7 @@ class TableFiles:
 
     # --- columns
 
-    @functools.cached_property
+    @_once
     def schemas(self) -> dict[Table, pa.Schema]:
         """All columns of each table, asked for once in a run."""
         found = {}
@@ -103,13 +121,13 @@ class TableFiles:
             ).opened.schema
         return found
 
-    @functools.cached_property
+    @_once
     def columns_of(self) -> dict[Table, dict[str, bigquery_columns.Column]]:
         """The columns to read, of each table."""
         names = list(dict.fromkeys([*self.asked.types, *([self._by] if self._by else [])]))
         return {table: bigquery_columns.find(names, schema, table) for table, schema in self.schemas.items()}
 
-    @functools.cached_property
+    @_once
     def types(self) -> dict[str, pa.DataType]:
         """The type of each wanted column.
 
