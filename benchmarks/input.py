@@ -31,13 +31,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 
-import input_data
-import tensorflow as tf
+from trainer import process
 
-from trainer.data.encode import Encoder
-from trainer.data.pipeline import Pipeline
-from trainer.data.source import Source, Unit, open_rows
-from trainer.features import Features, fit
+process.prepare()  # the allocator settings of a training run, for peers and ours alike
+
+import input_data  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from trainer.data.encode import Encoder  # noqa: E402
+from trainer.data.pipeline import Pipeline  # noqa: E402
+from trainer.data.source import Source, Unit, open_rows  # noqa: E402
+from trainer.features import Features, fit  # noqa: E402
 
 BATCH = 4096
 MAX_OTHERS = 0.15  # cores taken by other processes, above which a sample counts as disturbed
@@ -445,7 +449,7 @@ def main() -> int:
         if name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))
     }
     cores = len(os.sched_getaffinity(0))
-    print(f"TensorFlow {tf.__version__}, {cores} cores, allocator settings: {allocator or 'none'}")
+    print(f"TensorFlow {tf.__version__}, {cores} cores, allocator: {allocator or 'as in a training run'}")
     lines, variants = compare(arguments, folder)
     if arguments.memory:
         lines.append(memory(arguments, folder))

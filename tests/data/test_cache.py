@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from trainer.data import cache as cache_module
+from trainer.data.arrays import NAMES, RowFormat, Rows
 from trainer.data.cache import DiskCache, allocate, available_memory, in_memory, parts
-from trainer.data.packed import RowFormat
 from trainer.errors import UserError
 
-FORMAT = RowFormat(numeric=2, categorical=3, label_width=2, label_is_vector=True)
+FORMAT = RowFormat(numeric=2, categorical=3, labels=2)
 
 
 def blocks(sizes: tuple[int, ...] = (5, 0, 17, 1, 40), seed: int = 0) -> Iterator[SimpleNamespace]:
@@ -34,13 +34,13 @@ def blocks(sizes: tuple[int, ...] = (5, 0, 17, 1, 40), seed: int = 0) -> Iterato
         )
 
 
-def pieces(sizes: tuple[int, ...] = (5, 0, 17, 1, 40), seed: int = 0) -> Iterator[np.ndarray]:
-    return (FORMAT.pack(part) for part in blocks(sizes, seed))
+def pieces(sizes: tuple[int, ...] = (5, 0, 17, 1, 40), seed: int = 0) -> Iterator[Rows]:
+    return (Rows.of(part, FORMAT) for part in blocks(sizes, seed))
 
 
-def check(rows: np.ndarray, seed: int = 0) -> None:
+def check(rows: Rows, seed: int = 0) -> None:
     parts = list(blocks(seed=seed))
-    found = FORMAT.unpack(np.asarray(rows))
+    found = rows.as_dict()
     for name in ("numeric", "categorical", "label", "weight"):
         np.testing.assert_array_equal(found[name], np.concatenate([getattr(part, name) for part in parts]))
 
@@ -60,17 +60,19 @@ def test_rows_in_memory_are_the_encoded_rows() -> None:
 def test_rows_on_disk_are_the_encoded_rows_now_and_after_a_restart(tmp_path: Path) -> None:
     check(DiskCache(str(tmp_path), "a").write(pieces(), FORMAT))
     again = DiskCache(str(tmp_path), "a").open(FORMAT)
-    assert isinstance(again, np.memmap)
+    assert again is not None
+    assert all(isinstance(array.base, np.memmap) for array in again.arrays)
     check(again)
-    assert sorted(os.listdir(tmp_path / "a")) == ["rows.json", "rows.npy"]
+    assert sorted(os.listdir(tmp_path / "a")) == sorted([*(f"{name}.npy" for name in NAMES), "rows.json"])
     assert os.listdir(tmp_path) == ["a"]
-    np.testing.assert_array_equal(np.load(tmp_path / "a" / "rows.npy"), again)
+    for name, array in again.as_dict().items():
+        np.testing.assert_array_equal(np.load(tmp_path / "a" / f"{name}.npy"), array)
 
 
 def test_another_fingerprint_or_layout_is_another_cache(tmp_path: Path) -> None:
     DiskCache(str(tmp_path), "a").write(pieces(), FORMAT)
     assert DiskCache(str(tmp_path), "b").open(FORMAT) is None
-    assert DiskCache(str(tmp_path), "a").open(RowFormat(numeric=3, categorical=2, label_width=2)) is None
+    assert DiskCache(str(tmp_path), "a").open(RowFormat(numeric=3, categorical=2, labels=2)) is None
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "more", "json", "no json", "meta", "empty"])
@@ -78,7 +80,7 @@ def test_a_damaged_cache_is_found_and_made_again(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     DiskCache(str(tmp_path), "a").write(pieces(), FORMAT)
-    rows, about = tmp_path / "a" / "rows.npy", tmp_path / "a" / "rows.json"
+    rows, about = tmp_path / "a" / "label.npy", tmp_path / "a" / "rows.json"
     data = bytearray(rows.read_bytes())
     if damage == "flip":
         data[-5] ^= 1
@@ -127,7 +129,7 @@ def test_a_run_that_is_killed_leaves_no_cache(tmp_path: Path) -> None:
 
 
 def test_an_error_on_the_way_leaves_nothing(tmp_path: Path) -> None:
-    def broken() -> Iterator[np.ndarray]:
+    def broken() -> Iterator[Rows]:
         yield from pieces()
         raise UserError("row 9 is broken")
 
@@ -164,8 +166,9 @@ def test_memory_that_runs_out_is_told(
 
 
 def test_memory_comes_aligned_and_parts_are_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert allocate(10, 3).ctypes.data % 64 == 0
-    assert allocate(0, 3).shape == (0, 3)
+    assert all(array.ctypes.data % 64 == 0 for array in allocate(10, FORMAT).arrays)
+    assert all(array.ctypes.data % 64 == 0 for array in Rows.empty(FORMAT, 10).arrays)
+    assert [array.shape for array in allocate(0, FORMAT).arrays] == [(0, 2), (0, 3), (0, 2), (0,)]
     monkeypatch.setattr(cache_module, "_PART_BYTES", FORMAT.row_bytes * 10)
     assert [len(part) for part in parts(pieces(), FORMAT)] == [10] * 6 + [3]
     memory = available_memory()

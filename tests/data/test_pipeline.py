@@ -428,7 +428,10 @@ _FLAT = """
     import numpy as np, pyarrow as pa
     from types import SimpleNamespace
     from dataclasses import dataclass
+    from trainer import process
     from trainer.data.pipeline import Pipeline
+
+    process.tune_allocator()  # as a run does
 
     @dataclass(frozen=True)
     class U:

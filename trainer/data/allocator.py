@@ -1,4 +1,4 @@
-"""Undoes a setting of TensorFlow that makes every large block of memory fault anew. Adopters: leave."""
+"""Which freed memory is kept for the next chunk of rows, once TensorFlow has its way. Adopters: leave."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ _BYTES = 32 << 20
 
 @functools.cache
 def keep_freed_blocks() -> bool:
-    """Lets freed blocks of up to 32 MiB be used again instead of going back to the system.
+    """Lets freed blocks of up to 32 MiB be used again, and larger runs of free memory go back to the system.
 
-    glibc learns by itself that a program frees and takes large blocks again and again. TensorFlow 2.21 stops
-    it from learning: the first iterator of a generator dataset sets M_TRIM_THRESHOLD to 128 KiB, and from
-    then on each chunk of rows is paged in anew, which costs a fifth of the input path's CPU time. Call it
-    after that. The process keeps about 200 MiB more.
+    The first iterator of a generator dataset makes TensorFlow 2.21 set M_TRIM_THRESHOLD to 128 KiB, whatever
+    was set at the start; from then on each chunk of rows is paged in anew, which costs a fifth of the input
+    path's CPU time. Call it after that. With much more than 32 MiB the memory of a run creeps up for epochs.
 
     Returns:
         Whether it was done: not where MALLOC_* or GLIBC_TUNABLES say what the user wants, or without glibc.

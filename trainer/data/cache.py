@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.packed import RowFormat
+from trainer.data.arrays import NAMES, RowFormat, Rows
 from trainer.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -49,57 +49,61 @@ def available_memory() -> int | None:
     return min(found) if found else None
 
 
-def allocate(rows: int, width: int) -> np.ndarray:
-    """Returns an int32 matrix [rows, width] straight from the system.
+def allocate(rows: int, layout: RowFormat) -> Rows:
+    """Returns room for rows, straight from the system.
 
     Its memory goes back as soon as it is dropped, whatever the allocator settings, is aligned to a page (so
     TensorFlow may take it without a copy), takes no room until it is written to, and is in huge pages where
     the system has them: random rows are then found without a miss in the page tables.
     """
-    size = 4 * rows * width
+    return Rows(tuple(_allocate((rows, *tail), dtype) for tail, dtype in layout.parts))
+
+
+def _allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    size = int(np.prod(shape)) * dtype.itemsize
     if size == 0:
-        return np.zeros((rows, width), np.int32)
+        return np.zeros(shape, dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= _HUGE:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.int32).reshape(rows, width)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
-def parts(pieces: Iterable[np.ndarray], layout: RowFormat) -> Iterator[np.ndarray]:
-    """Yields packed rows of any number a piece as matrices (int32 [n, width]) of about 16 MiB each."""
+def parts(pieces: Iterable[Rows], layout: RowFormat) -> Iterator[Rows]:
+    """Yields rows that come in pieces of any size in parts of about 16 MiB each."""
     rows = max(1, _PART_BYTES // layout.row_bytes)
-    part = allocate(rows, layout.width)
+    part = allocate(rows, layout)
     filled = 0
     for piece in pieces:
         start = 0
         while start < len(piece):
             count = min(rows - filled, len(piece) - start)
-            part[filled : filled + count] = piece[start : start + count]
+            part[filled : filled + count].write(piece[start : start + count])
             start, filled = start + count, filled + count
             if filled == rows:
                 yield part
-                part, filled = allocate(rows, layout.width), 0
+                part, filled = allocate(rows, layout), 0
     if filled:
         yield part[:filled]
 
 
-def in_memory(pieces: Iterable[np.ndarray], layout: RowFormat) -> np.ndarray:
-    """Returns all packed rows as one matrix, int32 [rows, width].
+def in_memory(pieces: Iterable[Rows], layout: RowFormat) -> Rows:
+    """Returns all rows together.
 
-    Parts are freed while they are copied together: the peak is one part above the result.
+    Parts are freed while they are put together: the peak is one part above the result.
     """
-    kept: list[np.ndarray] = []
+    kept: list[Rows] = []
     for part in parts(pieces, layout):
         kept.append(part)
         if len(kept) % 16 == 0:
             _warn_of_memory(len(kept) * _PART_BYTES)
-    rows = allocate(sum(len(part) for part in kept), layout.width)
+    rows = allocate(sum(len(part) for part in kept), layout)
     position = 0
     kept.reverse()
     while kept:
         part = kept.pop()
-        rows[position : position + len(part)] = part
+        rows[position : position + len(part)].write(part)
         position += len(part)
     return rows
 
@@ -116,7 +120,7 @@ def _warn_of_memory(taken: int) -> None:
 
 
 class DiskCache:
-    """Packed rows in `<folder>/<fingerprint>/rows.npy`, with `rows.json` saying what they are.
+    """Rows in `<folder>/<fingerprint>/`: a .npy file for each array, with `rows.json` saying what they are.
 
     A finished cache appears under its name by one rename, so that a killed run leaves no half of one.
     """
@@ -138,33 +142,29 @@ class DiskCache:
         self.folder = Path(folder) / fingerprint
         self._fingerprint = fingerprint
 
-    def open(self, layout: RowFormat) -> np.ndarray | None:
-        """Returns the rows, memory-mapped (int32 [rows, width]), or None if there is no good cache.
+    def open(self, layout: RowFormat) -> Rows | None:
+        """Returns the rows, memory-mapped, or None if there is no good cache.
 
         All bytes are checked against the checksums written with them, at the speed of the disk.
         """
         about = self._about()
         if about is None:
             return None
-        path = self.folder / "rows.npy"
         try:
-            rows = np.load(path, mmap_mode="r")
+            rows = _mapped(self.folder, about["rows"], layout)
         except (OSError, ValueError, EOFError) as error:
-            log.warning("%s can't be read (%s): the rows are encoded again", path, error)
+            log.warning("%s can't be read (%s): the rows are encoded again", self.folder, error)
             return None
-        if about.get("layout") != layout.as_dict() or rows.shape != (about.get("rows"), layout.width):
-            log.warning("%s doesn't hold the rows that this run needs: they are encoded again", path)
+        if about.get("layout") != layout.as_dict() or not _fits(rows, about["rows"], layout):
+            log.warning("%s doesn't hold the rows that this run needs: they are encoded again", self.folder)
             return None
         if not _verified(rows, about["part_rows"], about["checksums"]):
-            log.warning("%s is damaged (checksum): the rows are encoded again", path)
+            log.warning("%s is damaged (checksum): the rows are encoded again", self.folder)
             return None
         return rows
 
-    def write(self, pieces: Iterable[np.ndarray], layout: RowFormat) -> np.ndarray:
-        """Writes all packed rows, then opens them.
-
-        Returns:
-            The rows, memory-mapped: int32 [rows, width].
+    def write(self, pieces: Iterable[Rows], layout: RowFormat) -> Rows:
+        """Writes all rows, then opens them, memory-mapped.
 
         Raises:
             UserError: the folder can't be written, or the disk is full.
@@ -183,25 +183,27 @@ class DiskCache:
             ) from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        if not rows:
-            return np.zeros((0, layout.width), np.int32)  # nothing can't be mapped
-        return np.load(self.folder / "rows.npy", mmap_mode="r")
+        return _mapped(self.folder, rows, layout)
 
-    def _write(self, scratch: Path, pieces: Iterable[np.ndarray], layout: RowFormat) -> int:
-        """Writes the two files and returns the number of rows."""
+    def _write(self, scratch: Path, pieces: Iterable[Rows], layout: RowFormat) -> int:
+        """Writes the files and returns the number of rows."""
         rows = 0
-        checksums: list[int] = []
-        with open(scratch / "rows.npy", "wb") as stream:
-            stream.write(_npy_header(0, layout.width))
+        checksums: list[list[int]] = []
+        with contextlib.ExitStack() as stack:
+            streams = [stack.enter_context(open(scratch / f"{name}.npy", "wb")) for name in NAMES]
+            for stream, (tail, dtype) in zip(streams, layout.parts, strict=True):
+                stream.write(_npy_header((0, *tail), dtype))
             for part in parts(pieces, layout):
-                data = part.reshape(-1).view(np.uint8)
-                stream.write(data.data)
-                checksums.append(zlib.crc32(data.data))
+                data = [_bytes(array) for array in part.arrays]
+                for stream, view in zip(streams, data, strict=True):
+                    stream.write(view)
+                checksums.append([zlib.crc32(view) for view in data])
                 rows += len(part)
-            stream.seek(0)
-            stream.write(_npy_header(rows, layout.width))
-            stream.flush()
-            os.fsync(stream.fileno())
+            for stream, (tail, dtype) in zip(streams, layout.parts, strict=True):
+                stream.seek(0)
+                stream.write(_npy_header((rows, *tail), dtype))
+                stream.flush()
+                os.fsync(stream.fileno())
         about = {
             "version": _VERSION,
             "fingerprint": self._fingerprint,
@@ -243,25 +245,47 @@ class DiskCache:
             and about.get("fingerprint") == self._fingerprint
             and isinstance(about.get("checksums"), list)
             and isinstance(about.get("part_rows"), int)
+            and isinstance(about.get("rows"), int)
         )
         if not fits:
             log.warning("%s is of another kind: the rows are encoded again", path)
         return about if fits else None
 
 
-def _npy_header(rows: int, width: int) -> bytes:
-    """Returns a .npy header (format 1.0, 128 bytes whatever the numbers) of an int32 matrix."""
-    text = f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
+def _npy_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    """Returns the header of a .npy file (format 1.0, 128 bytes whatever the numbers)."""
+    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape}, }}"
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
 
 
-def _verified(rows: np.ndarray, part_rows: int, checksums: list[int]) -> bool:
+def _bytes(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _mapped(folder: Path, rows: int, layout: RowFormat) -> Rows:
+    arrays = []
+    for name, (tail, dtype) in zip(NAMES, layout.parts, strict=True):
+        if rows * int(np.prod(tail)) == 0:  # nothing can't be mapped
+            arrays.append(np.zeros((rows, *tail), dtype))
+        else:
+            arrays.append(np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")))
+    return Rows(tuple(arrays))
+
+
+def _fits(found: Rows, rows: int, layout: RowFormat) -> bool:
+    return all(
+        array.shape == (rows, *tail) and array.dtype == dtype
+        for array, (tail, dtype) in zip(found.arrays, layout.parts, strict=True)
+    )
+
+
+def _verified(rows: Rows, part_rows: int, checksums: list[list[int]]) -> bool:
     if len(checksums) != -(-len(rows) // part_rows):
         return False
 
     def fits(number: int) -> bool:
         part = rows[number * part_rows : (number + 1) * part_rows]
-        return zlib.crc32(part.reshape(-1).view(np.uint8).data) == checksums[number]
+        return [zlib.crc32(_bytes(array)) for array in part.arrays] == checksums[number]
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # crc32 works outside the GIL
         return all(pool.map(fits, range(len(checksums))))

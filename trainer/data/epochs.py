@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.data import background, order
+from trainer.data.arrays import RowFormat, Rows
 from trainer.data.cache import allocate
-from trainer.data.packed import RowFormat, empty
 from trainer.data.reading import Reader
 
 DISK_BLOCK_ROWS = 1024  # neighbours on disk that stay in one pool: 256 blocks mix in the default pool
@@ -81,11 +81,11 @@ class Chunk:
     """Some batches.
 
     Attributes:
-        rows: packed rows, int32 [batches, shard_rows, width]; padding is zero.
+        rows: arrays [batches, shard_rows, ...]; padding is zero.
         position: number of the first batch's first row in the epoch.
     """
 
-    rows: np.ndarray
+    rows: Rows
     position: int
 
 
@@ -97,14 +97,14 @@ class Epochs:
         plan: Plan,
         layout: RowFormat,
         *,
-        matrix: np.ndarray | None = None,
+        kept: Rows | None = None,
         on_disk: bool = False,
         reader: Reader | None = None,
     ) -> None:
-        """Makes the epochs of packed rows (`matrix`, in memory or mapped) or of a counted `reader`."""
+        """Makes the epochs of rows that are `kept` (in memory or mapped) or of a counted `reader`."""
         self.plan = plan
         self._layout = layout
-        self._matrix = None if matrix is None else np.asarray(matrix)
+        self._kept = kept
         self._on_disk = on_disk
         self._reader = reader
 
@@ -116,8 +116,8 @@ class Epochs:
             stop: row after the last, a multiple of the batch; None: the whole epoch.
         """
         stop = self.plan.rows if stop is None else stop
-        if self._matrix is not None:
-            yield from self._gather(self._matrix, None, start, stop, 0)
+        if self._kept is not None:
+            yield from self._gather(self._kept, None, start, stop, 0)
             return
         assert self._reader is not None
         assert self._reader.counts is not None
@@ -128,7 +128,7 @@ class Epochs:
             step = self.plan.chunk(self._layout)
             for position in range(start, stop, step):
                 size = min(step, stop - position)
-                rows = source.take(size, self._layout.width)
+                rows = source.take(size, self._layout)
                 if position + size == stop:
                     source.end()
                 yield Chunk(self._own(rows, None, 0, size), position)
@@ -145,9 +145,9 @@ class Epochs:
             permutation: what `self.permutation(epoch)` gives, where it was made before.
         """
         stop = self.plan.rows if stop is None else stop
-        if self._matrix is not None and not self._on_disk:
+        if self._kept is not None and not self._on_disk:
             wanted = self.permutation(epoch) if permutation is None else permutation
-            yield from self._gather(self._matrix, wanted, start, stop, 0)
+            yield from self._gather(self._kept, wanted, start, stop, 0)
             return
         # Pools are filled whole: which rows are in the last batches depends on all rows of their pool.
         size = self.plan.pool_rows
@@ -157,19 +157,19 @@ class Epochs:
 
     def permutation(self, epoch: int) -> np.ndarray | None:
         """Returns the order of all rows in an epoch, int64 [rows]; None where it is made pool by pool."""
-        if self._matrix is None or self._on_disk:
+        if self._kept is None or self._on_disk:
             return None
         return order.permutation(self.plan.rows, self.plan.seed, epoch)
 
-    def _mixed(self, epoch: int, start: int, stop: int) -> Generator[np.ndarray, None, None]:
+    def _mixed(self, epoch: int, start: int, stop: int) -> Generator[Rows, None, None]:
         """Yields the pieces that fill the pools of an epoch, rows start..stop of the epoch."""
         plan = self.plan
-        if self._matrix is not None:
+        if self._kept is not None:
             size = DISK_BLOCK_ROWS
             counts = [min(size, plan.rows - first) for first in range(0, plan.rows, size)]
             blocks = order.permutation(len(counts), plan.seed, epoch).tolist()
             for block, first, last in order.cut(order.interleave(counts, blocks, 1, size), start, stop):
-                yield self._matrix[block * size + first : block * size + last]
+                yield self._kept[block * size + first : block * size + last]
             return
         assert self._reader is not None
         assert self._reader.counts is not None
@@ -179,14 +179,14 @@ class Epochs:
         schedule = order.interleave(self._reader.counts, units, lanes, piece)
         yield from self._reader.pieces(order.cut(schedule, start, stop), lanes)
 
-    def _pools(self, pieces: Iterator[np.ndarray], epoch: int, start: int, stop: int) -> Iterator[Chunk]:
+    def _pools(self, pieces: Iterator[Rows], epoch: int, start: int, stop: int) -> Iterator[Chunk]:
         """Fills pools with pieces and yields each in random order; the next is filled meanwhile."""
         plan = self.plan
         source = _Rows(pieces)
         size = min(plan.pool_rows, plan.rows)
-        buffers = [allocate(size, self._layout.width) for _ in range(2)]
+        buffers = [allocate(size, self._layout) for _ in range(2)]
 
-        def fill(number: int) -> tuple[np.ndarray, np.ndarray]:
+        def fill(number: int) -> tuple[Rows, np.ndarray]:
             buffer = buffers[number % 2][: min(size, plan.rows - number * plan.pool_rows)]
             source.fill(buffer)
             if number + 1 == pools:
@@ -194,7 +194,7 @@ class Epochs:
             return buffer, order.permutation(len(buffer), plan.seed, epoch, number)
 
         first, pools = start // plan.pool_rows, -(-stop // plan.pool_rows)
-        following: Future[tuple[np.ndarray, np.ndarray]] = background.start(fill, first)
+        following: Future[tuple[Rows, np.ndarray]] = background.start(fill, first)
         try:
             for number in range(first, pools):
                 buffer, wanted = following.result()
@@ -208,72 +208,69 @@ class Epochs:
             wait([following])  # the pieces can't be closed while they are taken
 
     def _gather(
-        self, matrix: np.ndarray, wanted: np.ndarray | None, start: int, stop: int, position: int
+        self, rows: Rows, wanted: np.ndarray | None, start: int, stop: int, position: int
     ) -> Iterator[Chunk]:
         step = self.plan.chunk(self._layout)
         for first in range(start, stop, step):
             last = min(first + step, stop)
-            yield Chunk(self._own(matrix, wanted, first, last), position + first)
+            yield Chunk(self._own(rows, wanted, first, last), position + first)
 
-    def _own(self, matrix: np.ndarray, wanted: np.ndarray | None, first: int, last: int) -> np.ndarray:
+    def _own(self, rows: Rows, wanted: np.ndarray | None, first: int, last: int) -> Rows:
         """Returns this shard's part of rows first..last as whole batches, padded with zeros.
 
         Args:
-            matrix: packed rows.
-            wanted: order of its rows; None: as they are.
+            rows: what the order is about.
+            wanted: order of the rows; None: as they are.
             first: row of the order, the first of a batch.
             last: row after the last.
 
         Returns:
-            int32 [batches, shard_rows, width].
+            Arrays [batches, shard_rows, ...].
         """
-        plan, width = self.plan, matrix.shape[1]
+        plan = self.plan
         batches = -(-(last - first) // plan.batch_size)
         whole = last - first == batches * plan.batch_size
         if whole and wanted is None and plan.shard_count == 1:
-            return matrix[first:last].reshape(batches, plan.batch_size, width)
+            return rows[first:last].batches(plan.batch_size)
         index = np.zeros((batches, plan.batch_size), np.int64)
         index.reshape(-1)[: last - first] = np.arange(first, last) if wanted is None else wanted[first:last]
         low = plan.shard_index * plan.shard_rows
-        index = index[:, low : low + plan.shard_rows]
-        # mode="clip" alone writes into `out` directly; every index is in range anyway.
-        out = empty(batches, plan.shard_rows, width)
-        np.take(matrix, index, axis=0, out=out, mode="clip")
+        found = rows.take(index[:, low : low + plan.shard_rows], self._layout)
         if not whole:
             rows_of_last = last - first - (batches - 1) * plan.batch_size
-            out[-1, max(0, min(plan.shard_rows, rows_of_last - low)) :] = 0
-        return out
+            found.clear((-1, slice(max(0, min(plan.shard_rows, rows_of_last - low)), None)))
+        return found
 
 
 class _Rows:
-    """Packed rows in pieces of any size as one run of rows."""
+    """Pieces of any size as one run of rows."""
 
-    def __init__(self, pieces: Iterator[np.ndarray]) -> None:
+    def __init__(self, pieces: Iterator[Rows]) -> None:
         self._pieces = pieces
-        self._rest: np.ndarray | None = None
+        self._rest: Rows | None = None
         self._stopped = threading.Event()
 
-    def _next(self, most: int) -> np.ndarray:
+    def _next(self, most: int) -> Rows:
         piece = next(self._pieces) if self._rest is None else self._rest
         self._rest = piece[most:] if len(piece) > most else None
         return piece[:most]
 
-    def take(self, rows: int, width: int) -> np.ndarray:
-        """Returns the next `rows` rows: a view of a piece where one holds them all."""
+    def take(self, rows: int, layout: RowFormat) -> Rows:
+        """Returns the next `rows` rows: views of a piece where one holds them all."""
         first = self._next(rows)
         if len(first) == rows:
             return first
-        buffer = empty(rows, width)
-        buffer[: len(first)] = first
+        buffer = Rows.empty(layout, rows)
+        buffer[: len(first)].write(first)
         self.fill(buffer[len(first) :])
         return buffer
 
-    def fill(self, buffer: np.ndarray) -> None:
+    def fill(self, buffer: Rows) -> None:
         """Writes the next len(buffer) rows to `buffer`."""
         filled = 0
         while filled < len(buffer) and not self._stopped.is_set():
             piece = self._next(len(buffer) - filled)
-            buffer[filled : filled + len(piece)] = piece
+            buffer[filled : filled + len(piece)].write(piece)
             filled += len(piece)
 
     def end(self) -> None:

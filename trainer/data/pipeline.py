@@ -14,9 +14,9 @@ import pyarrow as pa
 import tensorflow as tf
 
 from trainer.data import allocator, background
+from trainer.data.arrays import NAMES, BlocksLike, RowFormat, Rows
 from trainer.data.cache import DiskCache, available_memory, in_memory
 from trainer.data.epochs import Chunk, Epochs, Plan
-from trainer.data.packed import BlocksLike, RowFormat
 from trainer.data.reading import Reader
 from trainer.errors import UserError
 
@@ -132,7 +132,7 @@ class Pipeline:
 
     @property
     def layout(self) -> RowFormat:
-        """Where the parts of a packed row lie."""
+        """Shapes and types of the parts of a row."""
         if self._layout is None:
             self._layout = RowFormat.of(self._encoder(self._no_rows()))
         return self._layout
@@ -160,14 +160,14 @@ class Pipeline:
             threads=self._threads,
             chunk_rows=self._chunk_rows,
         )
-        matrix = None
+        kept = None
         if self._cache == "none":
             counts = self._count()
             reader.set_counts(counts)
             found = sum(counts)
         else:
-            matrix = self._cached(reader)
-            found = len(matrix)
+            kept = self._cached(reader)
+            found = len(kept)
         name = getattr(self._source, "name", "data")
         if found == 0:
             raise UserError(f"the {name} split has no rows")
@@ -177,7 +177,7 @@ class Pipeline:
             )
         self._rows = found
         plan = Plan(rows=found, **self._plan_settings)
-        self._epochs = Epochs(plan, self.layout, matrix=matrix, on_disk=self._cache == "disk", reader=reader)
+        self._epochs = Epochs(plan, self.layout, kept=kept, on_disk=self._cache == "disk", reader=reader)
 
     def _count(self) -> list[int]:
         """Returns the rows of each unit; a source that was read knows them, another one counts."""
@@ -187,7 +187,7 @@ class Pipeline:
             counts = [unit.rows for unit in self._source.units()]
         return counts
 
-    def _cached(self, reader: Reader) -> np.ndarray:
+    def _cached(self, reader: Reader) -> Rows:
         if self._cache == "memory":
             return in_memory(reader.everything(), self.layout)
         assert self._cache_dir is not None
@@ -293,10 +293,11 @@ class Pipeline:
             for chunk in source:
                 valid = self._valid(chunk)
                 for number in range(len(chunk.rows)):
-                    yield {**self.layout.unpack(chunk.rows[number]), "valid": valid[number]}
+                    batch = {name: array[number] for name, array in chunk.rows.as_dict().items()}
+                    yield {**batch, "valid": valid[number]}
 
     def _valid(self, chunk: Chunk) -> np.ndarray:
-        rows = chunk.rows.shape[1]
+        rows = self._plan_settings["batch_size"] // self._plan_settings["shard_count"]
         first = self._plan_settings["shard_index"] * rows + chunk.position
         batches = np.arange(len(chunk.rows))[:, None] * self.batch_size
         return (first + batches + np.arange(rows) < self.rows).astype(np.float32)
@@ -304,13 +305,13 @@ class Pipeline:
     def _dataset(self, chunks: Callable[[], Chunks]) -> tf.data.Dataset:
         """Returns a dataset of batches from a generator of chunks.
 
-        Python is entered once a chunk (tens of thousands of rows); TensorFlow takes the packed rows apart and
-        cuts the chunk into batches. The data is never part of the graph.
+        Python is entered once a chunk (tens of thousands of rows); TensorFlow cuts it into batches.
+        The data is never part of the graph.
         """
         self.prepare()
         shard_rows = self.batch_size // self._plan_settings["shard_count"]
 
-        def generate() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        def generate() -> Iterator[tuple[np.ndarray, ...]]:
             allocator.keep_freed_blocks()
             try:
                 with closing(chunks()) as source:
@@ -319,34 +320,19 @@ class Pipeline:
                             chunk = next(source, None) if opened else None
                         if chunk is None:
                             return
-                        yield chunk.rows, self._valid(chunk)
+                        yield *chunk.rows.arrays, self._valid(chunk)
             except Exception as error:
                 self.failure = error
                 raise
 
-        signature = (
-            tf.TensorSpec([None, shard_rows, self.layout.width], tf.int32),
-            tf.TensorSpec([None, shard_rows], tf.float32),
+        signature = tuple(
+            tf.TensorSpec([None, shard_rows, *tail], dtype)
+            for tail, dtype in (*self.layout.parts, ((), np.dtype(np.float32)))
         )
         dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
-        dataset = dataset.map(lambda rows, valid: {**_unpack(self.layout, rows), "valid": valid})
+        dataset = dataset.map(lambda *parts: dict(zip((*NAMES, "valid"), parts, strict=True)))
         dataset = dataset.prefetch(1).flat_map(tf.data.Dataset.from_tensor_slices).prefetch(2)
         return dataset.with_options(_options())
-
-
-def _unpack(layout: RowFormat, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Takes packed rows apart: int32 [k, B, width] -> a batch's parts, each [k, B, ...]."""
-    a = layout.numeric
-    b = a + layout.categorical
-    label = rows[..., b:-1]
-    if layout.label_dtype == "float32":
-        label = tf.bitcast(label, tf.float32)
-    return {
-        "numeric": tf.bitcast(rows[..., :a], tf.float32),
-        "categorical": rows[..., a:b],
-        "label": label if layout.label_is_vector else label[..., 0],
-        "weight": tf.bitcast(rows[..., -1], tf.float32),
-    }
 
 
 def _options() -> tf.data.Options:

@@ -1,4 +1,4 @@
-"""Reading, encoding and packing in the background, in any order of units. Adopters: leave.
+"""Reading and encoding in the background, in any order of a source's units. Adopters: leave.
 
 Each open group of units has a thread that reads Arrow batches (mostly waiting: disk, network, Arrow's own
 threads); encoding, which is all CPU, is done by a small pool of threads for all of them. Both sides are
@@ -15,11 +15,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from trainer.data import order
-from trainer.data.packed import BlocksLike, RowFormat
+from trainer.data.arrays import BlocksLike, RowFormat, Rows
 from trainer.errors import UserError
 
 _END = object()
@@ -45,7 +44,7 @@ class Reader:
             source: has `units()` and `read(unit, columns)` (see `source.Source`); where its attribute `skips`
                 is true, `read(unit, columns, skip)` leaves rows out without fetching them.
             encoder: Arrow batch -> blocks; called by several threads at once.
-            layout: how the blocks are packed.
+            layout: format of the blocks.
             columns: columns to read; None: those that the source was opened for.
             threads: units read at once, and at most as many threads that encode.
             chunk_rows: rows that are encoded at a time, where units allow it.
@@ -75,8 +74,8 @@ class Reader:
         """Number of units of the source."""
         return len(self._units)
 
-    def everything(self) -> Iterator[np.ndarray]:
-        """Yields all rows, packed, in order; needs no counts."""
+    def everything(self) -> Iterator[Rows]:
+        """Yields all rows in order; needs no counts."""
         with _Streams(self, [[i] for i in range(len(self._units))]) as streams:
             for unit in range(len(self._units)):
                 for number in range(unit, min(unit + self.threads, len(self._units))):
@@ -86,10 +85,8 @@ class Reader:
                     yield rows
                 streams.close(unit)
 
-    def pieces(
-        self, schedule: Iterator[tuple[int, int, int]], ahead: int
-    ) -> Generator[np.ndarray, None, None]:
-        """Yields the rows, packed, of a schedule of (group, start, stop), in its order.
+    def pieces(self, schedule: Iterator[tuple[int, int, int]], ahead: int) -> Generator[Rows, None, None]:
+        """Yields the rows of a schedule of (group, start, stop), in its order.
 
         Rows before the first `start` of a group are read and dropped; groups that the schedule doesn't name
         aren't opened.
@@ -159,9 +156,9 @@ class Reader:
         if small:
             yield _together(small)
 
-    def encode(self, batch: pa.RecordBatch | pa.Table) -> np.ndarray:
-        """Encodes and packs an Arrow batch: both in one thread, while the blocks are in its cache."""
-        return self._layout.pack(self._encoder(batch))
+    def encode(self, batch: pa.RecordBatch | pa.Table) -> Rows:
+        """Encodes an Arrow batch."""
+        return Rows.of(self._encoder(batch), self._layout)
 
     def changed(self, group: int, found: str) -> UserError:
         """Returns the error of a group whose number of rows is not what was counted."""
@@ -229,7 +226,7 @@ class _Stream:
         self._ready: collections.deque[Any] = collections.deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._rest: np.ndarray | None = None
+        self._rest: Rows | None = None
         # A daemon: a process that ends in the middle of a pass must not wait for a reader.
         self._thread = threading.Thread(target=self._read, name=f"read-{number}", daemon=True)
         self._thread.start()
@@ -252,8 +249,8 @@ class _Stream:
             self._changed.notify_all()
             return True
 
-    def next(self) -> np.ndarray | None:
-        """Returns the next packed rows, or None at the end.
+    def next(self) -> Rows | None:
+        """Returns the next encoded rows, or None at the end.
 
         Raises:
             Exception: whatever reading or encoding raised.
@@ -271,7 +268,7 @@ class _Stream:
             self._changed.notify_all()
         return rows
 
-    def take(self, rows: int) -> Iterator[np.ndarray]:
+    def take(self, rows: int) -> Iterator[Rows]:
         """Yields the next `rows` rows, after dropping those that were to be skipped."""
         while rows:
             if self._rest is None:
