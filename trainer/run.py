@@ -132,7 +132,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
         total = strategies.total_steps(config, steps_per_epoch)
         log.info(strategies.arithmetic(config, strategy, train.rows, steps_per_epoch))
         with strategy.scope():
-            model = tabular.build(config, features.layout, features.label.outputs)
+            model = tabular.build(config, features.layout, features.label.outputs, features.label)
             optimizer = Optimizer(config.training, total)
             optimizer.build(model.trainable_variables)
         log.info("model %s: %s weights", config.model.name, f"{model.count_params():,}")
@@ -181,7 +181,9 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
             reporter.report({**final, "loss": figures["train"]["loss"]}, state.step)
 
         # 6. Export, and prove that the export predicts what training predicts, before anyone can see it.
-        build = lambda other: tabular.build(other, features.layout, features.label.outputs)  # noqa: E731
+        build = lambda other: tabular.build(  # noqa: E731
+            other, features.layout, features.label.outputs, features.label
+        )
         served = export.inference_copy(model, config, build)
         predict = parity.training_path(Encoder(features, with_label=False), served, config.task)
         gate_source = splits.validation or splits.test or splits.train

@@ -89,7 +89,8 @@ def build(config: Config, labels: Mapping[str, Accumulator]) -> LabelSpec:
         return LabelSpec("regression", names, (), {}, missing, number_summary(first))
     if isinstance(first, Booleans):
         counts = {name: made.true for name, made in labels.items() if isinstance(made, Booleans)}
-        return LabelSpec("multilabel", names, _multilabel_classes(config, names), counts, missing)
+        rows = {"rows": first.rows - missing}
+        return LabelSpec("multilabel", names, _multilabel_classes(config, names), counts, missing, rows)
     assert isinstance(first, Words)
     return _classes(config, names, first)
 

@@ -23,27 +23,30 @@ and the logits alone. Layers that keep a name of their own (`name=`) keep their 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from trainer.models.embedding import FusedEmbedding
+from trainer.models.start import Start, start_of
 
 if TYPE_CHECKING:
     from trainer.config import Config
-    from trainer.features import Layout
+    from trainer.features import LabelSpec, Layout
 
 Tensor = Any  # a Keras tensor: symbolic while the model is built
 
 
-def build(config: Config, layout: Layout, outputs: int) -> keras.Model:
+def build(config: Config, layout: Layout, outputs: int, label: LabelSpec | None = None) -> keras.Model:
     """Builds the model that `model.name` asks for.
 
     Args:
         config: The run config; its `model`, `seed` and `training.mixed_precision` are used.
         layout: The encoded inputs: which column is what.
         outputs: Width of the logits: 1 (binary, regression), the number of classes, or of labels.
+        label: What the train split taught about the label: the output starts there (see `start.py`). Without
+            it the output starts at zero.
 
     Returns:
         A functional model from {"numeric": float32 [batch, N], "categorical": int32 [batch, C]} to float32
@@ -52,8 +55,13 @@ def build(config: Config, layout: Layout, outputs: int) -> keras.Model:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(config.training.mixed_precision)  # every layer made below follows it
     try:
-        parts = Parts(config, layout, outputs)
+        begin = start_of(label, config.training.class_weights) if label else Start((0.0,) * outputs)
+        parts = Parts(config, layout, outputs, begin.bias)
         logits = MODELS[config.model.name](parts)
+        if (begin.scale, begin.offset) != (1.0, 0.0):  # the layers learn a standardised label
+            logits = keras.layers.Rescaling(begin.scale, begin.offset, name="label_units", dtype="float32")(
+                logits
+            )
         return keras.Model(parts.inputs, logits, name=config.model.name)
     finally:
         keras.config.set_dtype_policy(before)
@@ -129,9 +137,10 @@ class Parts:
         outputs: Width of the logits.
     """
 
-    def __init__(self, config: Config, layout: Layout, outputs: int) -> None:
+    def __init__(self, config: Config, layout: Layout, outputs: int, bias: Sequence[float] = ()) -> None:
         self.config = config
         self.outputs = outputs
+        self._bias = list(bias or (0.0,) * outputs)
         self._layout = layout
         width = sum(slot.width for slot in layout.slots)
         self.inputs = {
@@ -195,7 +204,9 @@ class Parts:
 
     def output(self, x: Tensor, *, name: str = "logits", **kwargs: Any) -> Tensor:
         """Returns logits [batch, outputs]; always in float32, whatever the layers before compute in."""
-        return self.dense(self.outputs, name=name, dtype="float32", **kwargs)(x)
+        bias = keras.initializers.Constant(self._bias)
+        self._bias = [0.0] * self.outputs  # the sum of two outputs starts there, not each of them
+        return self.dense(self.outputs, name=name, dtype="float32", bias_initializer=bias, **kwargs)(x)
 
 
 MODELS = {"linear": linear, "dnn": dnn, "wide_deep": wide_deep, "dcn": dcn}
