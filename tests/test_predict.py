@@ -146,3 +146,10 @@ def test_examples_model_predicts_the_same(rows, tmp_path):
     predict.main(["--model", model, "--input", rows, "--output", str(tmp_path / "two.parquet")])
     one, two = (pa.parquet.read_table(tmp_path / f"{name}.parquet") for name in ("one", "two"))
     np.testing.assert_allclose(one["probability"].to_numpy(), two["probability"].to_numpy(), atol=1e-6)
+
+
+def test_a_folder_that_is_not_there_and_one_that_holds_no_model(tmp_path):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        predict.load(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"no saved_model\.pb in this folder"):
+        predict.load(str(tmp_path))

@@ -61,6 +61,8 @@ class Served:
 
         self.folder = folder.rstrip("/")
         if not storage.exists(f"{self.folder}/saved_model.pb"):
+            if not storage.exists(self.folder) and not storage.is_remote(self.folder):
+                raise UserError(f"{self.folder}: no such folder; expected that of a run, or its model/")
             raise UserError(
                 f"{self.folder}: no saved_model.pb in this folder; expected the model/ folder of a run"
             )
