@@ -149,6 +149,14 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
             features_fingerprint=features.fingerprint,
         )
         state = checkpoints.restore() or RunState()
+        seen = min(train.rows, state.step % steps_per_epoch * config.training.batch_size)
+        if seen and getattr(splits.train, "recut", False):
+            log.warning(
+                "train: the rows come in another order than before the restart: up to %s of the %s rows of "
+                "this epoch may be seen twice in it, and as many not before the next",
+                f"{seen:,}",
+                f"{train.rows:,}",
+            )
 
         # 4. Train, and go back to the epoch that did best on validation.
         with clock.phase("train"):

@@ -220,6 +220,14 @@ def test_giving_up_at_the_door_names_the_table(server: BigQueryServer) -> None:
         ),
         (Fault(Code.NOT_FOUND, "Not found: Table", at="create"), ["not found (billing project billed)"]),
         (Fault(Code.UNAUTHENTICATED, "no token", at="create"), ["credentials of nobody", "no token"]),
+        (
+            Fault(
+                Code.UNAVAILABLE,
+                "Getting metadata from plugin failed with error: ('invalid_grant'",
+                at="create",
+            ),
+            ["no token for nobody", "invalid_grant"],
+        ),
         (Fault(Code.INTERNAL, "broken for good", after_row=0), ["INTERNAL: broken for good"]),
     ],
     ids=lambda value: value.code.name if isinstance(value, Fault) else "",
@@ -282,6 +290,13 @@ def test_no_row_is_lost_or_read_twice_in_a_storm(seed: int, server: BigQueryServ
     keys = [keys_of(source) for source in splits.sources]
     assert [len(part) for part in keys] == [570, 267, 152]
     assert [key for part in keys for key in part] == [key for i, key in enumerate(KEYS) if i % 97]
+
+
+def test_a_token_that_cannot_be_had_for_a_moment_is_waited_for(server: BigQueryServer) -> None:
+    server.faults.add(Fault(Code.UNAVAILABLE, "Getting metadata from plugin failed", after_row=64, stream=0))
+    source, waits = rows()
+    assert keys_of(source) == KEYS
+    assert len(waits) == 1
 
 
 def test_failures_are_logged(server: BigQueryServer, caplog: pytest.LogCaptureFixture) -> None:

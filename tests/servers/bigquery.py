@@ -122,6 +122,13 @@ class BigQueryServer:
         blocks = blocks_of(rows, self._block_rows) if isinstance(rows, pa.Table) else list(rows)
         self.tables.setdefault(name, StoredTable()).write(blocks, since)
 
+    def replace(self, name: str, rows: pa.Table) -> None:
+        """Puts other rows in the place of a table, its past included, and ends the life of all sessions."""
+        table = StoredTable()
+        table.write(blocks_of(rows, self._block_rows))
+        self.tables[name] = table
+        self.expire()
+
     def expire(self) -> None:
         """Ends the life of all sessions."""
         with self._lock:
@@ -337,7 +344,8 @@ class BigQueryServer:
 
     def _message(self, session: Session, stream: int, offset: int, stop: int | None) -> tuple[int, bytes]:
         """Returns the response from a row of a stream on, and its number of rows."""
-        if self._keep_encoded and stop is None and offset % self.message_rows == 0:
+        whole = stop is None or stop >= offset + self.message_rows
+        if self._keep_encoded and whole and offset % self.message_rows == 0:
             with self._lock:
                 known = session.encoded.get(stream)
             if known is None:

@@ -27,7 +27,7 @@ import pyarrow as pa
 from trainer import environment
 from trainer.config import Config
 from trainer.data import prefetch
-from trainer.data.bigquery_session import Ledger
+from trainer.data.bigquery_ledger import Ledger
 from trainer.data.bigquery_tables import Connection, RecutError, TableFiles
 from trainer.data.formats import Part
 from trainer.data.rows import FileSource, FileUnit, _UnitCounts
@@ -36,6 +36,7 @@ from trainer.data.split import Splitter
 from trainer.errors import UserError
 
 _LOG = logging.getLogger("trainer")
+_MIXED = 4  # streams that `pipeline` mixes, if no more threads are asked for
 
 
 @dataclass
@@ -87,7 +88,7 @@ class _Given:
     def in_this_pass(self, totals: Sequence[int]) -> int:
         """Returns how many rows of the current pass were given, if each pass reads each unit once."""
         passes = min((self.rows.get(u, 0) // total for u, total in enumerate(totals) if total), default=0)
-        return sum(max(0, self.rows.get(u, 0) - passes * total) for u, total in enumerate(totals))
+        return sum(min(total, self.rows.get(u, 0) - passes * total) for u, total in enumerate(totals))
 
 
 class BigQuerySource(FileSource):
@@ -155,15 +156,15 @@ class BigQuerySource(FileSource):
             self.recut = True
             _LOG.warning(
                 "%s: the read session of the earlier start expired, and the new one cuts the table "
-                "otherwise: of the pass that the run goes on with, %s rows that were seen before may be seen "
-                "twice, and as many not before the next one",
+                "otherwise: the %s rows come in another order than before",
                 files.tables[0],
                 self.name,
             )
         if count > 1:
-            _LOG.info(
-                "%s: %d streams, at most %d of them read at once", self.name, count, files.data.reader_threads
-            )
+            # Without a cache, rows of several streams are mixed, which are all open meanwhile.
+            threads = files.data.reader_threads
+            most = max(threads, _MIXED) + 1 if files.data.cache == "none" else threads
+            _LOG.info("%s: %d streams, at most %d of them read at once", self.name, count, min(most, count))
         return self._limited(units) if files.data.limit_rows else units
 
     # --- reading
@@ -202,8 +203,8 @@ class BigQuerySource(FileSource):
         try:
             if index.generation == self._planned == self._files.generation:
                 for batch, size in self._stream_rows(index, unit, unit.file, names, counts, skip, unit.cap):
+                    self._note(index, unit, size)
                     given += size
-                    self._note(unit, size)
                     yield batch, size
                 self._finished(unit, counts, whole=skip == 0)
                 return
@@ -216,14 +217,21 @@ class BigQuerySource(FileSource):
                 for stream, start, stop in _overlapping(index.totals, first + given, last):
                     part = self._stream_rows(index, unit, stream, names, _UnitCounts(), start, stop)
                     for batch, size in part:
+                        self._note(index, unit, size)
                         given += size
-                        self._note(unit, size)
                         yield batch, size
             except RecutError:
                 continue
 
-    def _note(self, unit: FileUnit, rows: int) -> None:
+    def _note(self, index: _Index, unit: FileUnit, rows: int) -> None:
+        """Notes rows that are to be given now, unless their session was replaced; so the log's figure holds.
+
+        Raises:
+            RecutError: the streams no longer hold the rows that they held.
+        """
         with self._noting:
+            if index.generation != self._files.generation:
+                raise RecutError
             self._given.rows[unit.index] = self._given.rows.get(unit.index, 0) + rows
 
     def _stream_rows(
@@ -350,7 +358,8 @@ class BigQuerySource(FileSource):
             while self._index.generation != files.generation or None in self._index.totals:
                 totals = self._totals()
                 if self._index.generation != files.generation:
-                    seen = self._given.in_this_pass(totals)
+                    with self._noting:
+                        seen = self._given.in_this_pass(totals)
                     _LOG.warning(
                         "%s: the read session of the %s rows expired, and the new one cuts the table "
                         "otherwise: up to %s of the %s rows may be seen twice in this pass, and as many not "

@@ -103,6 +103,11 @@ class CallError(Exception):
         return self.code in ("FAILED_PRECONDITION", "NOT_FOUND") and "session expired" in self.message.lower()
 
     @property
+    def credentials(self) -> bool:
+        """Whether no token could be had: mostly a setting, but in the middle of a run a hiccup."""
+        return "metadata from plugin failed" in self.message
+
+    @property
     def passing(self) -> bool:
         """Whether trying again may help."""
         if self.code == "INTERNAL":  # a reset connection also comes as this one
@@ -132,6 +137,11 @@ class Client:
         self._transports: list[Any] = []
         self._calls: Sequence[Any] = ()
         self._turn = itertools.count()
+
+    @property
+    def local(self) -> bool:
+        """Whether a local server is asked and not BigQuery."""
+        return bool(os.environ.get(EMULATOR, "").strip())
 
     def _connected(self) -> None:
         with self._lock:
@@ -349,6 +359,12 @@ def explain(
             lambda: (
                 f"not found (billing project {billing}); check project, dataset, table and, for a table in "
                 "another region or project, that the account may see it"
+            ),
+        ),
+        (
+            lambda: failure.credentials,
+            lambda: (
+                f"no token for {account}; check the credentials (`gcloud auth application-default login`)"
             ),
         ),
         (lambda: failure.code == "UNAUTHENTICATED", lambda: f"the credentials of {account} were refused"),

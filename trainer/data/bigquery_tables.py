@@ -14,7 +14,8 @@ from trainer import environment
 from trainer.config import Config
 from trainer.data import bigquery_columns, nested
 from trainer.data.bigquery_client import Client, Table, billing_project, parse_table
-from trainer.data.bigquery_session import Ledger, Request, Session, least_streams, snapshot
+from trainer.data.bigquery_ledger import Ledger
+from trainer.data.bigquery_session import Request, Session, least_streams, snapshot
 from trainer.data.bigquery_stream import ExpiredError, Patience, batches
 from trainer.data.checks import BadRecords
 from trainer.data.source import Wanted
@@ -267,9 +268,12 @@ class TableFiles:
         chunk = self.data.chunk_rows
         waiting: list[pa.RecordBatch] = []
         start, end = offset, offset
+        schema: pa.Schema | None = None
         for _, message in self._messages(stream, offset, generation):
-            arrays = [nested.column(message, name) for name in stored]
-            rest = pa.RecordBatch.from_arrays(arrays, names=list(need))
+            if schema is not stream.schema:
+                schema = stream.schema
+                take = _taker(schema, stored, list(need))
+            rest = take(message)
             while rest.num_rows:
                 room = (start // chunk + 1) * chunk - end
                 piece, rest = rest.slice(0, room), rest.slice(room)
@@ -302,6 +306,28 @@ class TableFiles:
                 return
             except ExpiredError:
                 session.renew(name)
+
+
+def _taker(
+    schema: pa.Schema, stored: Sequence[str], names: list[str]
+) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Returns what takes columns out of batches of a schema, and names them.
+
+    Looking names up in each of thousands of messages takes as long as decoding them.
+    """
+    plain = {name: place for place, name in enumerate(schema.names)}
+    places = [plain.get(name) for name in stored]
+    fields = [nested.column(pa.RecordBatch.from_pylist([], schema), name).type for name in stored]
+    made = pa.schema(list(zip(names, fields, strict=True)))
+
+    def take(batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [
+            nested.column(batch, name) if place is None else batch.column(place)
+            for name, place in zip(stored, places, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=made)
+
+    return take
 
 
 def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
