@@ -49,6 +49,11 @@ data: venv-run  ## make the rows of the example, data/flights/*.parquet
 train: $(if $(filter configs/flights.yaml,$(CONFIG)),data,venv-run)  ## train the example on this machine: make train [CONFIG=configs/mine.yaml] [ARGS="--epochs=1"]
 	@$(PY) -m trainer train --config $(CONFIG) $(ARGS)
 
+.PHONY: train-bigquery
+train-bigquery: data  ## train the example on a local BigQuery server: the figures of make train, without an account
+	@$(PY) -m tests.servers.bigquery data/flights/*.parquet -- $(PY) -m trainer train --config configs/flights.yaml \
+	  --name=flights-bigquery --data.source=bigquery://local.data.flights $(ARGS)
+
 .PHONY: test test-fast test-default test-tf217
 test: lint test-default test-tf217  ## lint, types and every test, on TensorFlow 2.21 and 2.17
 
