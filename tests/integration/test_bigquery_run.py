@@ -13,6 +13,7 @@ import pytest
 from small_run import small_config, small_table
 
 from tests.servers.bigquery import BigQueryServer
+from trainer.checkpoints import Checkpoints
 from trainer.config import Config
 from trainer.data import bigquery_client
 from trainer.run import train
@@ -34,6 +35,7 @@ def run(source: Any, output: Path, *, epochs: int = 2, **data: Any) -> dict[str,
     content = small_config(source, epochs=epochs)
     content["data"] |= {"source": str(source), **data}
     content["report"]["importance_rows"] = 0
+    content["checkpoint"] = {"every_steps": 10, "every_seconds": 0}
     content["output_dir"] = str(output)
     return train(Config(**content))
 
@@ -44,40 +46,33 @@ def figures(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache", ["memory", "none"])
-def test_the_figures_are_those_of_the_same_rows_in_files(
-    cache: str, server: BigQueryServer, tmp_path: Path
+def test_a_killed_run_goes_on_in_its_sessions_to_the_figures_of_files(
+    server: BigQueryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "rows"
     folder.mkdir()
     for number, (low, high) in enumerate(itertools.pairwise(CUTS)):
         pq.write_table(TABLE.slice(low, high - low), folder / f"{number}.parquet")
-    files = figures(run(folder, tmp_path / "files", cache=cache))
-    table = figures(run("bigquery://p.d.t", tmp_path / "table", cache=cache))
-    # Rows come in the same order from a server that cuts the table as the files cut it. Without a cache the
-    # units that are mixed differ (streams without a row of the split are units too), and so does the order.
-    tolerance = 1e-6 if cache == "memory" else 0.1
-    assert table == pytest.approx(files, abs=tolerance)
-    assert table["train examples"] == files["train examples"]
+    data = {"cache": "none", "chunk_rows": 100, "shuffle_rows": 128}
+    files = figures(run(folder, tmp_path / "files", **data))
 
+    whole, calls = Checkpoints.save, itertools.count(1)
 
-@pytest.mark.slow
-def test_a_restart_goes_on_in_the_same_sessions(
-    server: BigQueryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trainer import export
-
-    whole = figures(run("bigquery://p.d.t", tmp_path / "whole", cache="none"))
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+    def killed(checkpoints: Checkpoints, state: Any, **_: Any) -> None:
+        whole(checkpoints, state, wait=True)
+        if next(calls) == 3:
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(export, "stage", killed)  # after training, before anything was exported
+        patch.setattr(Checkpoints, "save", killed)
         with pytest.raises(KeyboardInterrupt):
-            run("bigquery://p.d.t", tmp_path / "broken", cache="none")
-    known = json.loads((tmp_path / "broken" / "bigquery.json").read_text())["pages"]
+            run("bigquery://p.d.t", tmp_path / "table", **data)
+    known = json.loads((tmp_path / "table" / "bigquery.json").read_text())["pages"]
     assert set(known) == {"sessions", "snapshots", "splits"}
     server.creates.clear()
-    assert figures(run("bigquery://p.d.t", tmp_path / "broken", cache="none")) == whole
+    server.reads.clear()
+    # Rows come in the same order from a server that cuts the table as the files cut it.
+    assert figures(run("bigquery://p.d.t", tmp_path / "table", **data)) == pytest.approx(files, abs=1e-6)
     assert not server.creates
+    offsets = [offset for _, offset in server.reads]
+    assert any(offsets)  # went on inside of a stream
