@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pyarrow as pa
@@ -177,12 +177,15 @@ class BigQueryServer:
         asked = request.read_session
         match = _TABLE.match(asked.table)
         if match is None or not re.match(r"^projects/[^/]+$", request.parent):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"request failed: Malformed name {asked.table!r}")
-        name = ".".join(match.groups())  # type: ignore[union-attr]
+            refuse(
+                context, grpc.StatusCode.INVALID_ARGUMENT, f"request failed: Malformed name {asked.table!r}"
+            )
+        name = ".".join(match.groups())
         if asked.data_format != types.DataFormat.ARROW:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "request failed: only ARROW is served here")
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "request failed: only ARROW is served here")
         if request.max_stream_count and request.preferred_min_stream_count > request.max_stream_count:
-            context.abort(
+            refuse(
+                context,
                 grpc.StatusCode.INVALID_ARGUMENT,
                 "request failed: preferred_min_stream_count must be at most max_stream_count",
             )
@@ -240,23 +243,26 @@ class BigQueryServer:
         """
         stored = self.tables.get(table)
         if stored is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"request failed: Not found: Table {table}")
+            refuse(context, grpc.StatusCode.NOT_FOUND, f"request failed: Not found: Table {table}")
         if stored.kind != "TABLE":
-            context.abort(
+            refuse(
+                context,
                 grpc.StatusCode.INVALID_ARGUMENT,
                 "request failed: non-table entities cannot be read with the storage API; "
                 f"Table '{table}' Type '{stored.kind}'",
             )
         version = stored.at(moment)
         if version is None:
-            context.abort(
+            refuse(
+                context,
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"request failed: Invalid snapshot time {moment} for table {table}",
             )
         try:
             blocks = [bigquery_filter.apply(block, restriction) for block in version.blocks]
         except bigquery_filter.FilterError as error:
-            context.abort(
+            refuse(
+                context,
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"request failed: Row filter for table {table} is invalid. Filter is '{restriction}'; "
                 f"{error}",
@@ -264,7 +270,8 @@ class BigQueryServer:
         try:
             blocks = [bigquery_tables.select(block, fields) for block in blocks]
         except KeyError as error:
-            context.abort(
+            refuse(
+                context,
                 grpc.StatusCode.INVALID_ARGUMENT,
                 "request failed: The following selected fields do not exist in the table schema: "
                 f"{error.args[0]}",
@@ -298,7 +305,7 @@ class BigQueryServer:
         name, _, number = name.rpartition("/streams/")
         session = self._sessions.get(name)
         if session is None or not number.isdigit() or int(number) >= len(session.streams):
-            context.abort(grpc.StatusCode.NOT_FOUND, f"{about}: not found")
+            refuse(context, grpc.StatusCode.NOT_FOUND, f"{about}: not found")
         stream = int(number)
         with self._lock:
             self.reads.append((stream, offset))
@@ -320,7 +327,8 @@ class BigQueryServer:
             if fault is not None:
                 self._fail(fault, context)
             if session.expires <= datetime.datetime.now(_UTC):
-                context.abort(
+                refuse(
+                    context,
                     grpc.StatusCode.FAILED_PRECONDITION,
                     f"{about}: session expired at {session.expires.isoformat()}",
                 )
@@ -356,6 +364,12 @@ class BigQueryServer:
         rows = self.message_rows if stop is None else min(self.message_rows, stop - offset)
         table = pa.concat_tables(session.streams[stream]).slice(offset, rows)
         return table.num_rows, session.encode(table)
+
+
+def refuse(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
+    """Ends a call with an error."""
+    context.abort(code, text)
+    raise AssertionError("abort raises")
 
 
 def _dealt(blocks: list[pa.Table], most: int) -> list[list[pa.Table]]:
