@@ -31,6 +31,7 @@ VERBS = {
     "evaluate": Verb("trainer.evaluate", "main", "Evaluate an exported model on a split or other rows."),
     "predict": Verb("trainer.predict", "main", "Write an exported model's predictions for rows."),
     "check": Verb("trainer.jobs.check", "main", "Find what is wrong with job files, offline."),
+    "local": Verb("trainer.jobs.local", "main", "Run a job file on this machine, a process a replica."),
     "cost": Verb("trainer.jobs.cost", "main", "Estimate what a job or a study costs."),
 }
 
