@@ -20,6 +20,7 @@ lock() {
 # Laptops: one file for every system and every Python that the stack runs on.
 lock build --universal --python-version 3.10
 lock default --universal --python-version 3.10
+lock submit --universal --python-version 3.10
 lock dev --universal --python-version 3.10
 lock tf217 --universal --python-version 3.10
 lock serving --universal --python-version 3.10

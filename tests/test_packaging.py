@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("build", "default", "dev", "data", "gpu", "tpu", "tf217", "serving")
+LOCKS = ("build", "default", "dev", "data", "gpu", "submit", "tpu", "tf217", "serving")
 
 
 def pins(lock: str, python: str = "3.10") -> dict[str, str]:

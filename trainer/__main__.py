@@ -33,6 +33,8 @@ VERBS = {
     "check": Verb("trainer.jobs.check", "main", "Find what is wrong with job files, offline."),
     "local": Verb("trainer.jobs.local", "main", "Run a job file on this machine, a process a replica."),
     "cost": Verb("trainer.jobs.cost", "main", "Estimate what a job or a study costs."),
+    "package": Verb("trainer.jobs.package", "main", "Pack the trainer for the prebuilt containers."),
+    "submit": Verb("trainer.jobs.submit", "main", "Send a job to the training service."),
 }
 
 
