@@ -46,7 +46,7 @@ def test_missing_gpu_is_told_with_a_way_out() -> None:
 
 
 def test_zero_gpus_can_be_expected(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG", "trainer"):
         create(strategy__expect_gpus=0)
     assert "no GPU here, nothing to set" in caplog.text
     assert "OneDeviceStrategy: 1 replica; TensorFlow" in caplog.text
