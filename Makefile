@@ -12,6 +12,9 @@ PYTHON ?=
 CONFIG ?= configs/flights.yaml
 ARGS ?=
 IMAGE ?= trainer:latest
+# What the images are built with and on: podman does as well; BASE_IMAGE=python:3.12-slim-bookworm@sha256:... pins it.
+DOCKER ?= docker
+BASE_IMAGE ?= python:3.12-slim-bookworm
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -58,18 +61,18 @@ train-bigquery: data  ## train the example on a local BigQuery server: the figur
 test: lint test-default test-tf217  ## lint, types and every test, on TensorFlow 2.21 and 2.17
 
 test-fast: venv-dev  ## the tests that take seconds: make test-fast [ARGS="-k encode"]
-	@$(PY) -m pytest -m "not slow and not bench and not stress" $(ARGS)
+	@$(PY) -m pytest -m "not slow and not bench and not stress and not image" $(ARGS)
 
 .PHONY: stress
 stress: venv-dev  ## storms of random faults against the readers
 	@$(PY) -m pytest -m stress $(ARGS)
 
 test-default: venv-dev data venv-serving-if-any venv-tf217-if-any
-	@$(PY) -m pytest -m "not bench and not stress" $(ARGS)
+	@$(PY) -m pytest -m "not bench and not stress and not image" $(ARGS)
 
 test-tf217: data venv-tf217-if-any
 	@if [ -x $(TF217)/bin/python ]; then \
-	  echo "The tests on TensorFlow 2.17:"; $(TF217)/bin/python -m pytest -m "not slow and not bench and not stress" $(ARGS); \
+	  echo "The tests on TensorFlow 2.17:"; $(TF217)/bin/python -m pytest -m "not slow and not bench and not stress and not image" $(ARGS); \
 	fi
 
 # The two older stacks run where their Pythons are to be had, and say so where they don't.
@@ -111,15 +114,35 @@ package: venv-dev  ## source distribution for the prebuilt containers, dist/trai
 	@$(PY) setup.py --quiet sdist --formats=gztar --dist-dir dist
 	@ls -1 dist/trainer-*.tar.gz
 
-.PHONY: image image-gpu image-tpu
-image:  ## container image for CPUs: make image IMAGE=us-docker.pkg.dev/PROJECT/REPOSITORY/trainer:1
-	docker build --tag $(IMAGE) .
+.PHONY: image image-gpu image-tpu push
+BUILD = $(DOCKER) build --tag $(IMAGE) --build-arg BASE_IMAGE=$(BASE_IMAGE) \
+  --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer/__init__.py) \
+  --build-arg REVISION=$$(git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown) \
+  --build-arg CREATED=$$(date -u +%Y-%m-%dT%H:%M:%SZ) \
+  --build-arg SOURCE=$$(git config --get remote.origin.url 2>/dev/null || echo unknown)
 
-image-gpu:  ## container image for GPUs
-	docker build --build-arg LOCK=gpu --tag $(IMAGE) .
+image:  ## container image for CPUs: make image IMAGE=us-docker.pkg.dev/PROJECT/REPOSITORY/trainer:1
+	$(BUILD) $(ARGS) .
+
+image-gpu:  ## container image for GPUs; with reduction servers: ARGS="--build-arg REDUCTION_SERVER=yes"
+	$(BUILD) --build-arg LOCK=gpu $(ARGS) .
 
 image-tpu:  ## container image for TPU VMs
-	docker build --file Dockerfile.tpu --tag $(IMAGE) .
+	$(BUILD) --file Dockerfile.tpu $(ARGS) .
+
+push:  ## send the image to its registry: make push IMAGE=us-docker.pkg.dev/PROJECT/REPOSITORY/trainer:1
+	$(DOCKER) push $(IMAGE)
+
+.PHONY: sbom test-image
+sbom: venv-dev  ## software bills of materials of the images, CycloneDX: dist/sbom-*.json
+	@mkdir -p dist
+	@for lock in default gpu tpu; do \
+	  $(VENV)/bin/cyclonedx-py requirements requirements/$$lock.txt --output-reproducible --of JSON -o dist/sbom-$$lock.json; \
+	  echo "dist/sbom-$$lock.json"; \
+	done
+
+test-image: venv-dev  ## build the CPU image on a Debian base and train in it (buildah, debootstrap; root): minutes
+	@$(PY) -m pytest -m image -rs $(ARGS)
 
 .PHONY: clean
 clean:  ## remove what can be built again (caches, dist, environments): never runs/ nor data/

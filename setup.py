@@ -47,7 +47,7 @@ setup(
         # Everything for a machine that has no container: pip install 'trainer[train]'
         "train": ["tensorflow>=2.17", "tensorboard>=2.17", "keras-tuner>=1.4.7"],
         # Sending jobs. Kept apart: beside TensorFlow 2.17 it brings a protobuf that breaks it.
-        "submit": ["google-cloud-aiplatform>=1.60"],
+        "submit": ["google-cloud-aiplatform>=2.7,<3"],
         # Compiled against one TensorFlow minor; 0.37.1 fits 2.16 and 2.17 and nothing newer.
         "tensorflow-io": ["tensorflow-io==0.37.1"],
         "tests": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6", "scikit-learn>=1.5", "packaging>=23"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -175,6 +176,46 @@ def test_stacks_are_the_ones_we_name() -> None:
     assert "tensorflow" not in tpu, "tensorflow and tensorflow-tpu install the same files"
 
 
+def test_submit_is_an_extra_and_no_part_of_a_job(unpacked: Path) -> None:
+    text = (unpacked / "trainer.egg-info" / "requires.txt").read_text()
+    extra = text.split("[submit]\n")[1].split("\n[")[0].split()
+    wanted = re.findall(r"^(google\S+)", (ROOT / "requirements" / "submit.in").read_text(), re.M)
+    assert [Requirement(line) for line in extra] == [Requirement(line) for line in wanted]
+    for lock in ("default", "gpu", "tpu", "tf217"):
+        assert "google-cloud-aiplatform" not in pins(lock)
+    for python in ("3.10", "3.11", "3.12", "3.13"):  # it goes into the environment of default.txt as it is
+        default, submit = pins("default", python), pins("submit", python)
+        assert {name: default[name] for name in default if name in submit} == {
+            name: submit[name] for name in default if name in submit
+        }
+
+
+@pytest.mark.parametrize("lock", ["default", "gpu", "tpu"])
+def test_bill_of_materials(lock: str, tmp_path: Path) -> None:
+    tool = shutil.which("cyclonedx-py", path=os.path.dirname(sys.executable))
+    if tool is None:
+        pytest.skip("cyclonedx-bom is in requirements/dev.txt only")
+    made = tmp_path / "sbom.json"
+    command = [
+        tool,
+        "requirements",
+        f"requirements/{lock}.txt",
+        "--output-reproducible",
+        "--of",
+        "JSON",
+        "-o",
+        made,
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    found = json.loads(made.read_text())
+    assert found["bomFormat"] == "CycloneDX"
+    listed = {item["name"].lower().replace("_", "-"): item for item in found["components"]}
+    assert {name.lower() for name in pins(lock, "3.12")} <= set(listed)
+    for item in listed.values():
+        assert item["purl"].startswith("pkg:pypi/")
+        assert any(reference.get("hashes") for reference in item["externalReferences"])
+
+
 def test_dockerfiles_copy_files_that_exist() -> None:
     ignored = (ROOT / ".dockerignore").read_text()
     for name in ("Dockerfile", "Dockerfile.tpu"):
@@ -261,8 +302,47 @@ def test_help_lists_the_targets() -> None:
     result = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0
     listed = re.findall(r"^  make ([a-z0-9-]+)", result.stdout, re.M)
-    for target in ("train", "test", "lint", "format", "bench", "lock", "golden", "image", "package", "clean"):
+    for target in ("train", "test", "lint", "format", "bench", "lock", "golden", "package", "clean"):
         assert target in listed
+    for target in ("image", "image-gpu", "image-tpu", "push", "sbom", "test-image"):
+        assert target in listed
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (
+            "image",
+            [
+                "docker build --tag r/t:1",
+                "BASE_IMAGE=python:3.12-slim",
+                "VERSION=0.",
+                "REVISION=",
+                "CREATED=",
+            ],
+        ),
+        ("image-gpu", ["--build-arg LOCK=gpu", "--build-arg REDUCTION_SERVER=yes"]),
+        ("image-tpu", ["--file Dockerfile.tpu"]),
+        ("push", ["docker push r/t:1"]),
+    ],
+)
+def test_image_targets_run_the_engine_with_the_labels(target: str, words: list[str], tmp_path: Path) -> None:
+    """A stand-in for Docker writes down what it is asked for."""
+    called = tmp_path / "called"
+    engine = tmp_path / "docker"
+    engine.write_text(f'#!/bin/sh\necho "docker $@" >>{called}\n')
+    engine.chmod(0o755)
+    arguments = ["IMAGE=r/t:1", f"DOCKER={engine}"]
+    if target == "image-gpu":
+        arguments.append("ARGS=--build-arg REDUCTION_SERVER=yes")
+    subprocess.run(["make", target, *arguments], cwd=ROOT, check=True, capture_output=True)
+    (line,) = called.read_text().splitlines()
+    for word in words:
+        assert word in line
+    declared = re.findall(
+        r"^ARG (\w+)", (ROOT / ("Dockerfile.tpu" if "tpu" in target else "Dockerfile")).read_text(), re.M
+    )
+    assert set(re.findall(r"--build-arg (\w+)=", line)) <= set(declared)
 
 
 def test_clean_never_removes_runs_or_data() -> None:

@@ -197,6 +197,24 @@ def test_starts_fast_and_without_tensorflow() -> None:
     assert float(seconds) < 3  # CPU time: 0.6 s alone on the machine
 
 
+def test_arguments_arrive_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commas, blanks, quotes, equal signs: each argument is one text from the file to the request."""
+    args = ["--hidden_units=64,32", "--data.split.salt=a b=\"c\" 'd'", "--data.csv.na_values=,NA"]
+    listed = "".join(f"    - {json.dumps(text)}\n" for text in args)
+    path = mine(tmp_path, "custom_job", ("scheduling:", f"{listed}scheduling:"))
+    spec = dry(capsys, path, "--project=p-local")["request"]["customJob"]["jobSpec"]
+    assert spec["workerPoolSpecs"][0]["containerSpec"]["args"][3:] == args
+
+
+@pytest.mark.parametrize("text", ["3", "", "true"])
+def test_an_argument_that_is_no_text_is_refused(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = mine(tmp_path, "custom_job", ("scheduling:", f"    - {text}\nscheduling:"))
+    assert submit.main([path, "--project=p-local"]) == 1
+    assert "containerSpec.args[3]" in caplog.text
+
+
 # --- against the server -------------------------------------------------------------------------------
 
 
