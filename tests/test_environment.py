@@ -164,6 +164,10 @@ def test_files_that_go_with_the_machine_are_warned_of() -> None:
     local = environment.paths(_config(), {})
     assert environment.lost_with_machine(local, off) is None
     assert "baseOutputDirectory" in str(environment.lost_with_machine(local, on))
+    given = {name: f"/somewhere/{name}/" for name in ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR")}
+    assert "output folder" in str(environment.lost_with_machine(environment.paths(_config(), given), on))
+    given["AIP_MODEL_DIR"] = "/somewhere/model/"  # the output folder is the one above it
+    assert environment.lost_with_machine(environment.paths(_config(), given), on) is None
     for folder in ("gs://b/x", "/gcs/b/x", "/mnt/nfs/x"):
         assert environment.lost_with_machine(environment.paths(_config(folder), {}), on) is None
 

@@ -140,6 +140,8 @@ def lost_with_machine(folders: Paths, service: Service) -> str | None:
         return None
     for part in ("model", "checkpoints", "output"):
         folder = getattr(folders, part)
+        if folders.origins.get(part, "").startswith("AIP_"):  # the service's own choice, or a stand-in for it
+            continue
         if not storage.is_remote(folder) and not folder.startswith(("/gcs/", "/mnt/")):
             return (
                 f"{part} folder {folder!r} is on the machine's own disk and goes when the job ends: set the "

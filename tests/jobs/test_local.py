@@ -35,7 +35,7 @@ def _in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert local.main([*arguments, "--dry_run"]) == 0
-    text = capsys.readouterr().out.replace(f"{ROOT}/", "").replace(sys.executable, "python")
+    text = capsys.readouterr().out.replace(sys.executable, "python").replace(f"{ROOT}/", "")
     found: dict[str, Any] = json.loads(text)
     return found
 

@@ -57,6 +57,7 @@ class Identity:
         project: project *number*.
         trial: id of the trial in a study, or "".
         metric_file: where a trial's reports go, or "" for the service's own place below /tmp.
+        profiler_ports: of TensorFlow's profiler and of its handler, where the job has a TensorBoard.
         dataset: (format, URIs of the three splits) of a managed dataset, or None.
     """
 
@@ -65,6 +66,7 @@ class Identity:
     project: str = PROJECT_NUMBER
     trial: str = ""
     metric_file: str = ""
+    profiler_ports: tuple[int, int] = (6009, 6010)
     dataset: tuple[str, str, str, str] | None = None
 
     @property
@@ -148,6 +150,7 @@ def variables(job: Job, replica: Replica, hosts: Hosts, who: Identity) -> dict[s
     if job.tensorboard:
         found["AIP_TENSORBOARD_RESOURCE_NAME"] = job.tensorboard
         found["AIP_TENSORBOARD_API_URI"] = f"{region_of(job)}-aiplatform.googleapis.com"
+        found["AIP_TF_PROFILER_PORT"], found["AIP_HTTP_HANDLER_PORT"] = map(str, who.profiler_ports)
     for field, name in (("experiment", "AIP_EXPERIMENT_NAME"), ("experimentRun", "AIP_EXPERIMENT_RUN_NAME")):
         if value := str(job.spec.of(field, default="")):
             found[name] = value
@@ -192,7 +195,8 @@ def reads_dataset(job: Job) -> bool:
 def accelerators(pool: Pool) -> str:
     """Returns the accelerators of one machine of a pool in words, or ""."""
     if pool.is_tpu:
-        return f"{hardware.tpu_chips(pool)} TPU cores or chips ({hardware.tpu_of(pool)})"
+        kind = hardware.tpu_of(pool)
+        return f"{hardware.tpu_chips(pool)} {'cores' if kind in ('TPU_V2', 'TPU_V3') else 'chips'} of {kind}"
     return f"{pool.accelerator_count} {pool.accelerator_type}" if hardware.gpu_count(pool) else ""
 
 

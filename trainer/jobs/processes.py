@@ -14,8 +14,8 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO
 
 from trainer import storage
@@ -126,22 +126,28 @@ def run(
 
 
 def hosts(job: Job) -> dict[int, list[str]]:
-    """Returns a free loopback address for each replica, by pool.
-
-    They lie below the range from which the system takes ports for outgoing connections, so that none is taken
-    between now and the moment that the replica listens.
-    """
-    low, high = 10_000, _ephemeral()
+    """Returns a free loopback address for each replica, by pool."""
     found: dict[int, list[str]] = {}
     taken: set[int] = set()
     for replica in cluster.replicas(job):
-        for _ in range(1000):
-            port = random.randrange(low, high)
-            if port not in taken and _is_free(port):
-                break
+        port = free_port(taken)
         taken.add(port)
         found.setdefault(replica.pool.index, []).append(f"127.0.0.1:{port}")
     return found
+
+
+def free_port(taken: Collection[int] = ()) -> int:
+    """Returns a port that nobody listens at, and none of `taken`.
+
+    It lies below the range from which the system takes ports for outgoing connections, so that none takes it
+    between now and the moment that the replica listens.
+    """
+    high = _ephemeral()
+    for _ in range(1000):
+        port = random.randrange(10_000, high)
+        if port not in taken and _is_free(port):
+            return port
+    raise UserError(f"no free port on this machine between 10,000 and {high:,}")
 
 
 def _ephemeral() -> int:
@@ -303,10 +309,11 @@ class _Run:
         commands: Mapping[str, Sequence[str]],
     ) -> None:
         who = self.who
+        if self.job.tensorboard:
+            who = replace(who, profiler_ports=(free_port(), free_port()))
         if self._metrics:
-            path = self._metrics.format(replica.name)
-            storage.make_folder(os.path.dirname(path))
-            who = Identity(**{**asdict(who), "metric_file": path})
+            who = replace(who, metric_file=self._metrics.format(replica.name))
+            storage.make_folder(os.path.dirname(who.metric_file))
         count = self.starts[replica.name] = self.starts.get(replica.name, 0) + 1
         if count > 1:
             log.write(f"--- start {count} ---\n".encode())
