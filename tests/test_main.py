@@ -195,6 +195,31 @@ def test_an_unknown_verb(name: str, hint: str) -> None:
     assert str(caught.value).startswith(f"unknown verb {name!r}{hint}")
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["check", "--help"], ["cost", "--help"]]
+)
+def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
+    """As `python -m trainer --help | head -1` is, only that here the reader is gone from the start."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", *arguments],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(trainer.__file__).parent.parent)},
+        timeout=120,
+        check=False,
+    )
+    os.close(writing)
+    assert done.stderr == b""
+    assert done.returncode in (0, task.EXIT_PIPE)
+
+
+def test_another_broken_pipe_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert task.guard(_raiser(BrokenPipeError("a connection")), []) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_the_train_verb_is_the_task(runs: list[tuple[Any, bool, bool]]) -> None:
     assert __main__.run(["train", "--config=x.yaml", "--seed=9"]) == 0
     assert runs[0][0].seed == 9

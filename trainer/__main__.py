@@ -31,8 +31,8 @@ VERBS = {
     "evaluate": Verb("trainer.evaluate", "main", "Evaluate an exported model on a split or other rows."),
     "predict": Verb("trainer.predict", "main", "Write an exported model's predictions for rows."),
     "check": Verb("trainer.jobs.check", "main", "Find what is wrong with job files, offline."),
-    "local": Verb("trainer.jobs.local", "main", "Run a job file on this machine, a process a replica."),
     "cost": Verb("trainer.jobs.cost", "main", "Estimate what a job or a study costs."),
+    "local": Verb("trainer.jobs.local", "main", "Run a job file on this machine, a process a replica."),
     "package": Verb("trainer.jobs.package", "main", "Pack the trainer for the prebuilt containers."),
     "submit": Verb("trainer.jobs.submit", "main", "Send a job to the training service."),
 }

@@ -15,7 +15,7 @@ import yaml
 
 from trainer import storage
 from trainer.config import Config, Section
-from trainer.errors import UserError, nearest
+from trainer.errors import UserError, nearest_file
 
 _NULLS = ("", "~", "null", "Null", "NULL")
 _MAX_DEPTH = 30
@@ -156,9 +156,8 @@ def _read_text(path: str, named_by: str) -> str:
     try:
         return storage.read_text(path)
     except FileNotFoundError as error:
-        folder = os.path.dirname(path)
-        others = [os.path.join(folder, name) for name in storage.listing(folder or ".")]
-        raise UserError(f"{named_by}: no such file: {path}{nearest(path, others)}") from error
+        others = storage.listing(os.path.dirname(path) or ".")
+        raise UserError(f"{named_by}: no such file: {path}{nearest_file(path, others)}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text") from error
     except OSError as error:

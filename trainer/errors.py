@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 EXIT_USER_ERROR = 2  # bad flag, config, data or folder: running the same command again can't help
 EXIT_FAILED = 1  # training failed (a loss that is not finite, the parity gate): not worth a retry
 EXIT_INTERRUPTED = 143  # SIGTERM, after a checkpoint was saved: run the same command again
+
+_ALIKE = 0.6  # below, "run" would mean "train"
 
 
 class UserError(Exception):
@@ -26,6 +29,23 @@ class TrainingError(UserError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?` for the closest of `valid`, or an empty string."""
-    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    """Returns `; did you mean 'x'?` for the closest of `valid`, or an empty string when none is close."""
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=_ALIKE)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def nearest_file(path: str, names: Iterable[str]) -> str:
+    """Returns `; did you mean 'x'?` for the file of a folder that a path most likely means, or "".
+
+    Folder and ending, which most files share, don't make two names alike. The only file with the right ending
+    is proposed whatever its name.
+
+    Args:
+        path: the path that isn't there.
+        names: the names in its folder.
+    """
+    folder, name = os.path.split(path)
+    stem, ending = os.path.splitext(name)
+    stems = {os.path.splitext(other)[0]: other for other in names if os.path.splitext(other)[1] == ending}
+    close = list(stems) if len(stems) == 1 else difflib.get_close_matches(stem, stems, n=1, cutoff=_ALIKE)
+    return f"; did you mean {os.path.join(folder, stems[close[0]])!r}?" if close else ""

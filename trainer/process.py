@@ -57,6 +57,21 @@ def tune_allocator(environ: Mapping[str, str] = os.environ) -> bool:
     return all([mallopt(option, value) == 1 for option, value in settings.items()])
 
 
+def output_is_read() -> bool:
+    """Writes out what standard output still holds, and drops it if nobody reads there any more.
+
+    Returns:
+        Whether somebody does.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def quiet_import(debug: bool = False) -> Iterator[None]:
     """Keeps the native chatter of `import tensorflow` off the error stream; anything else is passed on.

@@ -16,6 +16,7 @@ from trainer.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 log = logging.getLogger("trainer")
 
 EXIT_KEYBOARD = 130
+EXIT_PIPE = 141  # whoever read the output has gone, as in `... | head -1`
 
 
 def train(argv: Sequence[str]) -> int:
@@ -61,12 +62,19 @@ def guard(command: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
         if debug:
             log.debug("raised here", exc_info=True)
         return error.exit_code
+    except BrokenPipeError:
+        if process.output_is_read():  # another pipe or connection
+            log.critical("BrokenPipeError (a bug, or a failure of the machine)", exc_info=True)
+            return EXIT_FAILED
+        return EXIT_PIPE
     except KeyboardInterrupt:
         log.error("interrupted from the keyboard: the same command goes on from the last checkpoint")
         return EXIT_KEYBOARD
     except Exception as error:
         log.critical("%s (a bug, or a failure of the machine)", type(error).__name__, exc_info=True)
         return EXIT_FAILED
+    finally:
+        process.output_is_read()  # else Python complains of a closed pipe when it ends
 
 
 def main(argv: Sequence[str] | None = None) -> int:

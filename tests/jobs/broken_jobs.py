@@ -44,6 +44,15 @@ PSC = """  pscInterfaceConfig:
     dnsPeeringConfigs:
     - {domain: internal.example., targetProject: my-project, targetNetwork: training}
 """
+PACKAGE_ON_TPU = (
+    "    imageUri: us-central1-docker.pkg.dev/my-project/trainer/trainer-tpu:0.1.0  # make image-tpu\n",
+    "    executorImageUri: us-docker.pkg.dev/vertex-ai/training/tf-tpu.2-15.cp310:latest\n"
+    "    packageUris: [gs://my-bucket/packages/trainer-0.1.0.tar.gz]\n    pythonModule: trainer.task\n",
+    "containerSpec:",
+    "pythonPackageSpec:",
+    "--config=configs/flights.yaml",
+    "--config=gs://my-bucket/configs/flights.yaml",
+)
 _STUDY = (JOBS / "hp_tuning.yaml").read_text()
 PARAMETERS = _STUDY[_STUDY.index("  parameters:") : _STUDY.index("  measurementSelectionType")]
 WHOLE = "the whole file"
@@ -190,6 +199,8 @@ CASES: list[Case] = [
     case("tpu-topology", "tpu_v3", "acceleratorCount: 8", "acceleratorCount: 12"),
     case("tpu-tensorflow", "tpu", "ct5lp-hightpu-4t", "ct6e-standard-4t"),
     case("tpu-pod", "tpu", "tpuTopology: 2x2", "tpuTopology: 4x4"),
+    case("tpu-package", "tpu", *PACKAGE_ON_TPU),
+    case("tpu-package", "tpu_v3", *PACKAGE_ON_TPU),
     case("strategy", "tpu", "    - --strategy.name=tpu\n", ""),
     # --- reduction servers ---
     case(

@@ -70,6 +70,8 @@ def test_broken_job_has_its_one_finding(case: Case, tmp_path: Path) -> None:
 
 
 def test_every_rule_is_broken_once() -> None:
+    assert len(CASES) >= 40
+    assert len({case.text for case in CASES}) >= 40
     broken = {case.rule for case in CASES}
     assert set(rules.RULES) - broken == set()
 
@@ -184,7 +186,21 @@ def test_policy_file(tmp_path: Path) -> None:
         check.read_policy(str(path))
 
 
+def test_a_package_on_a_tpu_says_why_not(tmp_path: Path) -> None:
+    whys = []
+    for case in (case for case in CASES if case.rule == "tpu-package"):
+        path = tmp_path / "job.yaml"
+        path.write_text(case.text)
+        ((finding,), _) = check.check(str(path), **case.options)
+        assert "make image-tpu" in finding.instead
+        whys.append(finding.why)
+    assert "no prebuilt image for TPU_V5E" in whys[0]
+    assert "tf-tpu.2-15.cp310, has TensorFlow 2.15 (gone since 2025-10-23)" in whys[1]
+
+
 def test_missing_file_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no such job file: configs/jobs/x\.yaml$"):
+        check.check("configs/jobs/x.yaml")
     with pytest.raises(
         UserError, match=r"no such job file: configs/jobs/custom_jobs.yaml; did you mean .*custom_job"
     ):

@@ -98,6 +98,22 @@ def test_budget(budget: str, code: int, capsys: pytest.CaptureFixture[str]) -> N
     assert report["estimate"] is True
 
 
+def test_a_tiny_budget_is_not_rounded_to_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost.main(["configs/jobs/custom_job.yaml", "--hours=0.0001", "--budget=0.00001"]) == 1
+    out = capsys.readouterr().out
+    assert "ABOVE the budget of 0.00001000 USD: 0.0000" in out
+    assert "USD: 0.0000\n" not in out
+
+
+def test_a_job_file_with_mistakes_says_error_once(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text((JOBS / "custom_job.yaml").read_text().replace("replicaCount", "replicas"))
+    with pytest.raises(UserError) as caught:  # the command line puts "error: " before it
+        cost.main([str(path), "--hours=1"])
+    assert "error:" not in str(caught.value)
+    assert str(caught.value).startswith(f"{path}:7: workerPoolSpecs[0].replicas: no such field")
+
+
 def test_own_prices_are_laid_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ours.yaml"
     path.write_text(

@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
             print("\n".join(as_text(found)))
             if budget is not None and due is not None:
                 verdict = "ABOVE" if over else "within"
-                print(f"  {verdict} the budget of {budget:,.2f} {prices.currency}: {due:,.2f}")
+                print(f"  {verdict} the budget of {_amount(budget)} {prices.currency}: {_amount(due)}")
     if form == "json":
         print(json.dumps(reports if len(reports) > 1 else reports[0], indent=2))
     return EXIT_FAILED if above else 0
@@ -173,7 +173,13 @@ def _hours(job: Job, given: command.Command) -> Estimate | None:
 
 
 def _amount(value: float | None) -> str:
-    return "no price" if value is None else f"{value:,.2f}" if value >= 1 else f"{value:,.4f}"
+    if value is None:
+        return "no price"
+    if value >= 1 or value == 0:
+        return f"{value:,.2f}"
+    # Below the unit four digits that count: no amount is rounded to nothing, and none to the next unit.
+    digits = 3 - math.floor(math.log10(value))
+    return f"{value:.{digits}f}"
 
 
 def _machine(pool: Pool) -> str:

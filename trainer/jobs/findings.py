@@ -34,8 +34,17 @@ class Finding:
 
     def __str__(self) -> str:
         """One line: `file:line: severity: field: why; instead [rule]`."""
+        return f"{self.file}:{self.line}: {self.severity}: {self._text}"
+
+    @property
+    def sentence(self) -> str:
+        """The same without the severity, for a message that says "error" itself."""
+        return f"{self.file}:{self.line}: {self._text}"
+
+    @property
+    def _text(self) -> str:
         field = f"{self.field}: " if self.field else ""
-        return f"{self.file}:{self.line}: {self.severity}: {field}{self.why}; {self.instead} [{self.rule}]"
+        return f"{field}{self.why}; {self.instead} [{self.rule}]"
 
 
 def count(findings: Sequence[Finding], severity: str) -> int:

@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainer.errors import UserError, nearest
+from trainer import storage
+from trainer.errors import UserError, nearest_file
 from trainer.jobs import document, shape
 from trainer.jobs.document import Value, joined
 from trainer.jobs.findings import Finding
@@ -70,7 +71,7 @@ def load(path: str, assignments: Sequence[str] = ()) -> Job:
     job, findings = read(path, assignments)
     errors = [finding for finding in findings if finding.severity == "error"]
     if job is None or errors:
-        raise UserError("\n".join(map(str, errors)))
+        raise UserError("\n".join(finding.sentence for finding in errors))
     return job
 
 
@@ -84,16 +85,11 @@ def read(path: str, assignments: Sequence[str] = ()) -> tuple[Job | None, list[F
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except FileNotFoundError as error:
-        folder = os.path.dirname(path) or "."
-        others = [os.path.join(os.path.dirname(path), name) for name in _listing(folder)]
-        raise UserError(f"no such job file: {path}{nearest(path, others)}") from error
+        others = storage.listing(os.path.dirname(path) or ".")
+        raise UserError(f"no such job file: {path}{nearest_file(path, others)}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} can't be read: {error}") from error
     return parse(text, path, assignments)
-
-
-def _listing(folder: str) -> list[str]:
-    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
 def parse(text: str, path: str, assignments: Sequence[str] = ()) -> tuple[Job | None, list[Finding]]:

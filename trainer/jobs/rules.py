@@ -117,6 +117,7 @@ RULES: dict[str, tuple[str, str]] = {
     "image-latest": ("warning", "An image without a fixed tag"),
     "image-device": ("error", "An image without the accelerator's libraries"),
     "image-idle": ("warning", "An image for accelerators that the pool hasn't"),
+    "tpu-package": ("error", "A Python package on a TPU, for which there is no prebuilt image"),
     "image-tensorflow": ("error", "An image with a TensorFlow that the trainer has no lock for"),
     "image-region": ("warning", "An image from another region than the job's"),
     "executor-image": ("error", "A Python package in an image that isn't prebuilt"),

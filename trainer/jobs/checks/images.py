@@ -75,6 +75,9 @@ def prebuilt(image: str) -> tuple[str, dict[str, Any]] | None:
 def _training(context: Context, pool: Pool) -> None:
     key = "executorImageUri" if pool.is_package else "imageUri"
     at = pool.at(pool.container, key)
+    if pool.is_tpu and pool.is_package and pool.runs_trainer and not context.machines_unclear:
+        _package_on_tpu(context, pool, at)
+        return
     found = prebuilt(pool.image)
     if found is None:
         if _OLD_HOST.match(pool.image):
@@ -119,6 +122,20 @@ def _training(context: Context, pool: Pool) -> None:
         )
         return
     _dates(context, at, name, row, "build your own image (make image) and use containerSpec")
+
+
+def _package_on_tpu(context: Context, pool: Pool, at: Value) -> None:
+    """Notes that no prebuilt image lets this trainer run on a TPU, and why."""
+    table = tables.load("images")["training"]
+    newest = next(name for name, row in table.items() if row["device"] == "tpu")
+    row = table[newest]
+    why = (
+        f"the newest prebuilt image for TPUs, {newest}, has TensorFlow {row['tensorflow']} (gone since "
+        f"{row['available']}), and this trainer needs 2.17 or newer"
+    )
+    if hardware.tpu_of(pool) not in ("TPU_V2", "TPU_V3"):
+        why = f"there is no prebuilt image for {hardware.tpu_of(pool)}"
+    context.add("tpu-package", at, why, "build your own image (make image-tpu) and use containerSpec")
 
 
 def _dates(context: Context, at: Value, name: str, row: dict[str, Any], instead: str) -> None:
