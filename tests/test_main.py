@@ -198,7 +198,8 @@ def test_an_unknown_verb(name: str, hint: str) -> None:
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["train", "--help"], ["check", "--help"], ["cost", "--help"]]
 )
-def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_reader_that_leaves_is_no_error(arguments: list[str], buffered: str) -> None:
     """As `python -m trainer --help | head -1` is, only that here the reader is gone from the start."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -206,7 +207,11 @@ def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
         [sys.executable, "-m", "trainer", *arguments],
         stdout=writing,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(trainer.__file__).parent.parent)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(trainer.__file__).parent.parent),
+            "PYTHONUNBUFFERED": buffered,
+        },
         timeout=120,
         check=False,
     )

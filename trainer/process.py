@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import re
+import select
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -64,12 +65,20 @@ def output_is_read() -> bool:
         Whether somebody does.
     """
     try:
+        number = sys.stdout.fileno()
+    except (OSError, ValueError, AttributeError):  # replaced by an object, or closed
+        return True
+    try:
         sys.stdout.flush()
+        watch = select.poll()
+        watch.register(number, 0)
+        if not any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0)):
+            return True
     except BrokenPipeError:
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        return False
-    return True
+        pass
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), number)
+    return False
 
 
 @contextlib.contextmanager
