@@ -404,11 +404,16 @@ def test_cleaning_keeps_the_trial_and_the_service() -> None:
     assert (me.trial_id, me.on_service) == ("4", True)
 
 
-@pytest.mark.parametrize(("role", "pool"), [("ps", "pool 2"), ("evaluator", "pool 3")])
-def test_a_process_that_does_not_train_says_so(role: str, pool: str) -> None:
-    environ = _tf_config({"type": role, "index": 0}, chief=["a:1"], worker=["b:1"], ps=["c:1"])
-    with pytest.raises(UserError, match=f"'{role}' of the cluster.*{pool}"):
+def test_a_parameter_server_is_refused_with_the_way_out() -> None:
+    environ = _tf_config({"type": "ps", "index": 0}, chief=["a:1"], worker=["b:1"], ps=["c:1"])
+    with pytest.raises(UserError, match=r"'ps' of the cluster.*take pool 2 out of the job, or give it"):
         environment.clean_tf_config(environ)
+
+
+def test_an_evaluator_keeps_no_cluster_that_tensorflow_would_wait_for() -> None:
+    environ = _tf_config({"type": "evaluator", "index": 0}, chief=["a:1"], worker=["b:1"])
+    environment.clean_tf_config(environ)
+    assert "TF_CONFIG" not in environ
 
 
 @pytest.mark.parametrize(

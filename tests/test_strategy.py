@@ -67,6 +67,20 @@ def test_names_can_be_forced() -> None:
     assert isinstance(create(strategy__name="mirrored"), tf.distribute.MirroredStrategy)
 
 
+def test_what_contradicts_the_cluster_is_refused() -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:1"]}
+    environ = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})}
+    for name in ("one_device", "mirrored"):
+        with pytest.raises(
+            UserError, match=f"strategy.name: '{name}' trains in one process, and TF_CONFIG has 2"
+        ):
+            create(environ, strategy__name=name)
+    with pytest.raises(UserError, match="'tpu' trains in one process, .*take pool 1 out of the job"):
+        create(environ, strategy__name="tpu")
+    with pytest.raises(UserError, match="'nccl' works between GPUs"):
+        create(environ, strategy__communication="nccl")
+
+
 def test_several_workers_need_a_cluster() -> None:
     with pytest.raises(UserError, match="needs a TF_CONFIG with several workers"):
         create(strategy__name="multi_worker_mirrored")

@@ -22,6 +22,8 @@ import tensorflow as tf
 
 from trainer import storage
 from trainer.errors import TrainingError, UserError
+from trainer.rendezvous import Peers
+from trainer.spread import Spread
 from trainer.state import RunState
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,9 @@ class Checkpoints:
         settings: From `settings(config)`.
         features_fingerprint: `Features.fingerprint`.
         asynchronous: Write in a thread, from a copy of the variables, while training goes on.
-        writes: False on workers that aren't the chief: they restore, and check, but write nothing.
+        writes: False on workers that aren't the chief: they write nothing, and read nothing with `spread`.
+        peers: the processes of the job.
+        spread: copies variables from the chief to the other workers; None for a process alone.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Checkpoints:
         features_fingerprint: str = "",
         asynchronous: bool = True,
         writes: bool = True,
+        peers: Peers | None = None,
+        spread: Spread | None = None,
     ) -> None:
         self.folder = folder.rstrip("/")
         self._model, self._optimizer = model, optimizer
@@ -67,6 +73,7 @@ class Checkpoints:
         self._fingerprint = features_fingerprint
         self._asynchronous = asynchronous
         self._writes = writes
+        self._peers, self._spread = peers or Peers(), spread
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._last: tuple[int, int] | None = None  # (step, epoch) of the newest one of this process
@@ -197,6 +204,15 @@ class Checkpoints:
             UserError: The checkpoint belongs to another model or to other settings.
         """
         self.wait()
+        found = self._peers.hand("checkpoint", lambda: _as_dict(self._restore_newest()))
+        if found is None:
+            return None
+        self._from_chief(self._variables())
+        state = RunState(**found)
+        self._last = (state.step, state.epoch)
+        return state
+
+    def _restore_newest(self) -> RunState | None:
         for name in self._names():
             manifest = self._verified(name)
             if manifest is None:
@@ -205,7 +221,6 @@ class Checkpoints:
             self._check_settings(name, manifest)
             self._load(name, manifest, with_optimizer=True)
             state = RunState(**json.loads(storage.read_text(f"{self.folder}/{name}/{_STATE}")))
-            self._last = (state.step, state.epoch)
             log.info("resuming at epoch %d, step %s, from %s", state.epoch, f"{state.step:,}", name)
             return state
         return None
@@ -217,17 +232,52 @@ class Checkpoints:
             Whether it did; False, with the weights as they were, if no best checkpoint is there.
         """
         self.wait()
-        if state.best is None:
+        best = state.best
+        if best is None or not self._peers.hand("best", lambda: self._load_best(best)):
             return False
+        self._from_chief([(name, v) for name, v in self._variables() if name.startswith("model/")])
+        self._last = None  # the weights are no longer those of the newest checkpoint
+        return True
+
+    def complete(self) -> list[str]:
+        """Returns the names of the complete checkpoints, oldest first."""
+        return [n for n in reversed(self._names()) if storage.exists(f"{self.folder}/{n}/{_MANIFEST}")]
+
+    def load(self, name: str) -> RunState | None:
+        """Puts the weights of one checkpoint into the model.
+
+        Returns:
+            Its state; None, with the weights as they were, if it is damaged or gone.
+
+        Raises:
+            UserError: It belongs to another model or to other settings.
+        """
+        manifest = self._verified(name)
+        if manifest is None:
+            return None
+        manifest["variables"] = [v for v in manifest["variables"] if v["name"].startswith("model/")]
+        self._check_fit(name, manifest, with_optimizer=False)
+        self._check_settings(name, manifest)
+        try:
+            self._load(name, manifest, with_optimizer=False)
+            return RunState(**json.loads(storage.read_text(f"{self.folder}/{name}/{_STATE}")))
+        except (OSError, tf.errors.OpError):  # it was retired under our eyes
+            return None
+
+    def _load_best(self, best: dict[str, Any]) -> bool:
         for name in self._names():
-            if _order(name)[:2] == (state.best["step"], state.best["epoch"]):
+            if _order(name)[:2] == (best["step"], best["epoch"]):
                 manifest = self._verified(name)
                 if manifest is not None:
                     self._load(name, manifest, with_optimizer=False)
-                    self._last = None  # the weights are no longer those of the newest checkpoint
                     return True
-        log.warning("the best checkpoint (step %s) is gone: using the last weights", state.best["step"])
+        log.warning("the best checkpoint (step %s) is gone: using the last weights", best["step"])
         return False
+
+    def _from_chief(self, variables: list[tuple[str, tf.Variable]]) -> None:
+        """Gives the other workers what the chief has loaded: they need not see its folder."""
+        if self._spread is not None:
+            self._spread([variable for _, variable in variables])
 
     def _names(self) -> list[str]:
         """Folders of checkpoints, newest first, complete or not."""
@@ -266,8 +316,8 @@ class Checkpoints:
             for i, v in enumerate(variables)
         ]
 
-    def _check_fit(self, name: str, manifest: dict[str, Any]) -> None:
-        mine = self._variables()
+    def _check_fit(self, name: str, manifest: dict[str, Any], with_optimizer: bool = True) -> None:
+        mine = [v for v in self._variables() if with_optimizer or v[0].startswith("model/")]
         saved = manifest["variables"]
         problem = ""
         for (own, variable), entry in zip(mine, saved, strict=False):
@@ -321,6 +371,10 @@ class Checkpoints:
 
 
 # --- small helpers ----------------------------------------------------------------------------------
+
+
+def _as_dict(state: RunState | None) -> dict[str, Any] | None:
+    return None if state is None else dataclasses.asdict(state)
 
 
 def _order(name: str) -> tuple[int, int, int]:

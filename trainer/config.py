@@ -305,7 +305,11 @@ class TrainingConfig(Section):
     )
     max_steps: int | None = Field(None, ge=1, description="Stop after this many steps, whatever epochs says.")
     optimizer: Literal["adam", "adamw", "sgd", "adagrad"] = Field("adam", description="Optimizer.")
-    learning_rate: float = Field(1e-3, gt=0, description="Learning rate (peak, with a schedule).")
+    learning_rate: float = Field(
+        1e-3,
+        gt=0,
+        description="Learning rate (peak, with a schedule) of the global batch: replicas don't change it.",
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="sgd: momentum of the dense weights.")
     weight_decay: float = Field(0.0, ge=0, description="adamw: decoupled weight decay of the dense weights.")
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="Learning rate over time.")
@@ -365,6 +369,24 @@ class StrategyConfig(Section):
     expect_gpus: int | None = Field(None, ge=0, description="Fail unless TensorFlow sees this many GPUs.")
     gpu_memory_growth: bool = Field(True, description="Let TensorFlow take GPU memory as it needs it.")
     deterministic: bool = Field(True, description="Ask TensorFlow for the same bits in each run.")
+    communication: Literal["auto", "ring", "nccl"] = Field(
+        "auto", description="Several workers: how sums cross the network; auto: nccl between GPUs, else ring."
+    )
+    pack_megabytes: float = Field(
+        0.0, ge=0, description="Several workers: gradients of one message; 0: all of a step in one."
+    )
+    exchange_in: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Several replicas: number format in which gradients cross between them."
+    )
+    join_seconds: float = Field(
+        1800.0, gt=0, description="Several workers: wait this long at the start for those that are missing."
+    )
+    lost_seconds: float = Field(
+        120.0, ge=1, description="Several workers: one that gives no sign of life for this long is lost."
+    )
+    stall_seconds: float = Field(
+        1800.0, ge=0, description="End the process if no training step finishes in this time; 0 never."
+    )
 
 
 class ExportConfig(Section):

@@ -342,21 +342,22 @@ def clean_tf_config(environ: MutableMapping[str, str] = os.environ) -> None:
 
     TensorFlow stops at an empty TF_CONFIG, waits for ever for a `ps` (a reduction server speaks another
     protocol), and lets MirroredStrategy look for another machine's devices when a lone process has one. So
-    only the chief and the workers stay, and a lone process keeps no TF_CONFIG.
+    only the chief and the workers stay, and a process alone, or one that evaluates, keeps no TF_CONFIG.
 
     Raises:
-        UserError: TF_CONFIG is broken, or this process's task is none that trains.
+        UserError: TF_CONFIG is broken, or this process is a parameter server.
     """
     me = service(environ)
-    if me.role not in ("chief", "worker"):
+    if me.role == "ps":
         raise UserError(
-            f"this process is a {me.role!r} of the cluster, but only chief and workers run the trainer: "
-            f"leave {'pool 2 to the reduction server image' if me.role == 'ps' else 'pool 3 out of the job'}"
+            "this process is a 'ps' of the cluster (parameter server), and this trainer needs none, because "
+            "every worker keeps all weights: take pool 2 out of the job, or give it the image of the "
+            "reduction server, which makes the exchange between GPU workers faster"
         )
     cluster, _, _ = _training_cluster(environ)
     if me.trial_id:  # it may stand in TF_CONFIG alone
         environ["CLOUD_ML_TRIAL_ID"] = me.trial_id
-    if me.workers == 1:
+    if me.workers == 1 or me.role == "evaluator":
         was_service = me.on_service
         environ.pop("TF_CONFIG", None)
         if was_service and not on_service(environ):

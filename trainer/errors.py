@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 EXIT_USER_ERROR = 2  # bad flag, config, data or folder: running the same command again can't help
 EXIT_FAILED = 1  # training failed (a loss that is not finite, the parity gate): not worth a retry
+EXIT_LOST = 134  # a worker is gone or all of them hang: as after SIGABRT, the service tries the job again
 EXIT_INTERRUPTED = 143  # SIGTERM, after a checkpoint was saved: run the same command again
 
 _ALIKE = 0.6  # below, "run" would mean "train"
@@ -26,6 +27,13 @@ class TrainingError(UserError):
     """Training went wrong in a way that the data or the settings explain; nothing is exported."""
 
     exit_code = EXIT_FAILED
+
+
+class LostError(UserError):
+    """Another process of the job is missing, or nothing moves any more; the same command goes on."""
+
+    exit_code = EXIT_LOST
+    names_process = False  # whether the message says which process it speaks of
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

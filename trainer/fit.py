@@ -47,6 +47,7 @@ class Fit:
         self.pace = Pace(self.config.training.steps_per_call)
         self.saved_at = time.monotonic()
         self.latest: dict[str, float] = {}
+        self.stopping = False  # a callback, of any worker, has asked for it
         classes = len(loop.features.label.classes)
         self.monitor, self.mode = callback_tools.monitor_of(
             self.config, has_validation=validation is not None, classes=classes
@@ -107,7 +108,7 @@ class Fit:
         if self.loop.steps.trains_itself:
             self.model.reset_metrics()
         self.hooks.on_epoch_begin(epoch)
-        while self.state.step < end and not self.model.stop_training:
+        while self.state.step < end and not self.stopping:
             self._leave_if_asked()
             if self.state.step in self.state.skipped:
                 next(self.iterator)
@@ -143,7 +144,8 @@ class Fit:
         self.hooks.on_epoch_end(state.epoch, dict(logs))
         state.epoch += 1
         state.loss_sum = state.loss_rows = 0.0
-        if self.model.stop_training:
+        self.stopping = self.loop.settle(0.0, stopping=self.stopping or self.model.stop_training)[2]
+        if self.stopping:
             state.stopped = f"a callback stopped the training after epoch {state.epoch}"
             log.info(state.stopped)
         try:
@@ -188,7 +190,8 @@ class Fit:
         rows = float(totals[1]) - state.loss_rows
         state.loss_sum, state.loss_rows = (float(value) for value in totals.numpy())
         state.step += done
-        agreed, due = self.loop.settle(seconds, self._due())
+        # What callbacks asked for after the call before: all workers must end on the same step.
+        agreed, due, self.stopping = self.loop.settle(seconds, self._due(), self.model.stop_training)
         self.pace.took(done, agreed)
         state.seconds += seconds
         timing["train_seconds"] += seconds
@@ -196,6 +199,8 @@ class Fit:
         timing["steps"] += done
         timing["examples"] += rows
         self.hooks.on_train_batch_end(state.step - first_of_epoch - 1, {"loss": loss})
+        if not self.loop.steps.several_workers:
+            self.stopping = self.model.stop_training
         if self.loop.progress is not None:
             self.loop.progress.update(
                 state.step,
@@ -275,7 +280,7 @@ class Fit:
             f"{bad_step + 1:,}",
         )
         self.state = restored
-        self.model.stop_training = False
+        self.model.stop_training = self.stopping = False
         callback_tools.set_states(self.callbacks, restored.callbacks)
         self.iterator = self._stream()
 

@@ -24,6 +24,7 @@ from trainer.logs import Progress
 from trainer.pace import Pace
 from trainer.state import RunState
 from trainer.steps import Steps, distribute
+from trainer.watchdog import Watchdog
 
 
 class Loop:
@@ -40,6 +41,7 @@ class Loop:
         progress: Shows the run; None shows nothing.
         stop: An entered `Interruption`; None ignores SIGTERM.
         loss: (labels, logits) -> loss of each row float32 [b]; default by task.
+        watch: Ends the process when no step finishes for too long; None lets it wait.
 
     Attributes:
         timing: Seconds and counts by phase: train_seconds (all calls), input_seconds (of them waiting for
@@ -58,10 +60,12 @@ class Loop:
         progress: Progress | None = None,
         stop: Interruption | None = None,
         loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
+        watch: Watchdog | None = None,
     ) -> None:
         self.config, self.model, self.features, self.strategy = config, model, features, strategy
         self.progress = progress
         self.stop = stop or Interruption()
+        self.watch = watch or Watchdog()
         with strategy.scope():
             self._metrics = metric_tools.make(config.task, features.label.classes)
         self.steps = Steps(config, model, features, strategy, optimizer, loss, self._metrics)
@@ -95,20 +99,25 @@ class Loop:
         """Whether SIGTERM came, to this process or (known after the next call) to another worker."""
         return self._agreed_to_leave if self.steps.several_workers else self.stop.requested
 
-    def settle(self, seconds: float, due: bool = False) -> tuple[float, bool]:
+    def settle(self, seconds: float, due: bool = False, stopping: bool = False) -> tuple[float, bool, bool]:
         """Brings the workers to one view after a call of the graph: they must go on in the same way.
 
         Args:
             seconds: What the call took here.
             due: Whether a checkpoint is due here.
+            stopping: Whether a callback has asked here for training to stop.
 
         Returns:
-            What the call took on average, and whether a checkpoint is due for anyone.
+            What the call took on average, whether a checkpoint is due for anyone, and whether a callback of
+            anyone wants to stop.
         """
-        seconds, asked, anyone = self.steps.agree(seconds, float(self.stop.requested), float(due))
+        self.watch.feed()
+        seconds, asked, anyone, stop = self.steps.agree(
+            seconds, float(self.stop.requested), float(due), float(stopping)
+        )
         if asked > 0 and self.steps.several_workers:
             self._agreed_to_leave = self.stop.requested = True
-        return seconds, anyone > 0
+        return seconds, anyone > 0, stop > 0
 
     # --- training -----------------------------------------------------------------------------------
 
@@ -137,7 +146,8 @@ class Loop:
             TrainingError: The loss isn't finite.
             Interrupted: SIGTERM came; a checkpoint was saved.
         """
-        return Fit(self, train, validation, callbacks, checkpoints, state or RunState()).run()
+        with self.watch.armed("training"):
+            return Fit(self, train, validation, callbacks, checkpoints, state or RunState()).run()
 
     # --- evaluation and prediction ------------------------------------------------------------------
 
@@ -148,6 +158,10 @@ class Loop:
             UserError: All rows have weight 0.
             Interrupted: SIGTERM came.
         """
+        with self.watch.armed("evaluation"):
+            return self._evaluate(pipeline)
+
+    def _evaluate(self, pipeline: Any) -> dict[str, float]:
         began = time.perf_counter()
         for metric in self._metrics.values():
             metric.reset_state()

@@ -97,12 +97,20 @@ class Optimizer(tf.Module):
         total_steps: Steps of the whole run, for the schedule.
         static_shapes: Whether `apply` will be compiled by XLA, which can't have shapes that depend on the
             batch; default: with a strategy for TPUs. (The loop compiles only the gradients elsewhere.)
+        exchange_in: Number format in which gradients cross between replicas; the sum is rounded to it, so
+            bfloat16 halves the traffic and costs about 3 digits.
 
     Raises:
         UserError: Settings that contradict each other.
     """
 
-    def __init__(self, training: TrainingConfig, total_steps: int, static_shapes: bool | None = None) -> None:
+    def __init__(
+        self,
+        training: TrainingConfig,
+        total_steps: int,
+        static_shapes: bool | None = None,
+        exchange_in: str = "float32",
+    ) -> None:
         super().__init__(name="optimizer")
         _check(training)
         self._config = training
@@ -110,6 +118,7 @@ class Optimizer(tf.Module):
         if static_shapes is None:
             static_shapes = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
         self._static = static_shapes
+        self._exchange = tf.as_dtype(exchange_in)
         self._scales_loss = training.mixed_precision == "mixed_float16"
         self._variables: list[tf.Variable] = []
         self._tables: list[bool] = []
@@ -236,13 +245,16 @@ class Optimizer(tf.Module):
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
             return gradients
+        given = [g.dtype for g in gradients]
+        gradients = [_cast(g, self._exchange) if g.dtype == tf.float32 else g for g in gradients]
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
         # One call for all dense gradients: they are packed into few messages.
         dense_sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, dense) if dense else [])
-        return [
+        sums = [
             self._sum_slices(context, g) if isinstance(g, tf.IndexedSlices) else next(dense_sums)
             for g in gradients
         ]
+        return [_cast(g, dtype) for g, dtype in zip(sums, given, strict=True)]
 
     def _sum_slices(
         self, context: tf.distribute.ReplicaContext, gradient: tf.IndexedSlices
@@ -385,6 +397,12 @@ def _check(training: TrainingConfig) -> None:
             f"training.momentum: got {training.momentum:g} with optimizer {training.optimizer!r}, "
             "which has none; did you mean optimizer 'sgd'?"
         )
+
+
+def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices, gradient.dense_shape)
+    return tf.cast(gradient, dtype)
 
 
 def _scalar(value: float, dtype: tf.DType, name: str) -> tf.Variable:

@@ -47,14 +47,20 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def differing_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Returns `key: old -> new` for each key that two configs differ in and that matters to the weights."""
+def differing_keys(old: dict[str, Any], new: dict[str, Any], free: tuple[str, ...] = FREE_KEYS) -> list[str]:
+    """Returns `key: old -> new` for each key that two configs differ in and that matters to the weights.
+
+    Args:
+        old: a config as plain values.
+        new: another.
+        free: keys and sections that may differ.
+    """
     before, after = dict(_leaves(old)), dict(_leaves(new))
-    free = tuple(f"{key}." for key in FREE_KEYS)
+    starts = tuple(f"{key}." for key in free)
     return [
         f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
         for key in dict.fromkeys([*before, *after])
-        if before.get(key) != after.get(key) and not f"{key}.".startswith(free)
+        if before.get(key) != after.get(key) and not f"{key}.".startswith(starts)
     ]
 
 

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import pyarrow as pa
+import tensorflow as tf
 
-from trainer import analysis, logs, outputs, report
+from trainer import analysis, logs, losses, outputs, report
 from trainer.config import Config
 from trainer.data import leaks
 from trainer.data.encode import Encoder
@@ -61,6 +63,17 @@ def _labels(pipeline: Pipeline) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(labels), np.concatenate(weights)
 
 
+def _predictions(config: Config, model: keras.Model, pipeline: Pipeline) -> np.ndarray:
+    """Returns predictions of all rows in the order of `Loop.predict`, made in this process alone."""
+    parts = []
+    with tf.device("/CPU:0"):
+        for batch in pipeline.whole().evaluation_numpy():
+            inputs = {name: tf.constant(batch[name]) for name in ("numeric", "categorical")}
+            found = losses.predictions(config.task, model(inputs, training=False)).numpy()
+            parts.append(found[batch["valid"] > 0])
+    return np.concatenate(parts)
+
+
 def _slices(
     config: Config, source: Source, labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray
 ) -> dict[str, list[dict[str, Any]]]:
@@ -102,6 +115,7 @@ def outcome(
     splits: Splits,
     pipelines: Mapping[str, Pipeline],
     loop: Loop,
+    served: keras.Model,
     state: RunState,
     metrics: Mapping[str, Any],
     parity: Mapping[str, Any],
@@ -115,6 +129,7 @@ def outcome(
         splits: the splits.
         pipelines: by split name.
         loop: with the weights that were exported.
+        served: the float32 copy of the model that was exported.
         state: where training ended.
         metrics: the content of metrics.json so far.
         parity: the content of parity.json.
@@ -123,8 +138,10 @@ def outcome(
     source = splits.test or splits.validation or splits.train
     pipeline = pipelines[source.name]
     if pipeline.rows <= _MOST_CHART_ROWS:
-        predictions = loop.predict(pipeline)
-        labels, weights = _labels(pipeline)
+        # A prediction of the loop is one of all workers; the others have gone by now.
+        alone = not loop.steps.several_workers
+        predictions = loop.predict(pipeline) if alone else _predictions(config, served, pipeline)
+        labels, weights = _labels(pipeline.whole())
         slices = _slices(config, source, labels, predictions, weights)
     else:
         encoder = Encoder(features, weight_column=config.data.weight)

@@ -6,58 +6,51 @@ Every part lives in a room of its own; this file only says what happens after wh
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import keras
 
-from trainer import callbacks, environment, export, logs, losses, outputs, parity, results, storage
+from trainer import (
+    callbacks,
+    environment,
+    export,
+    logs,
+    losses,
+    outputs,
+    parity,
+    rendezvous,
+    results,
+    storage,
+)
 from trainer import strategy as strategies
 from trainer.checkpoints import Checkpoints
+from trainer.clock import Clock
 from trainer.config import Config
 from trainer.data import leaks
 from trainer.data.encode import Encoder
 from trainer.data.pipeline import Pipeline
 from trainer.data.source import Splits, open_splits
-from trainer.errors import TrainingError, UserError
+from trainer.errors import EXIT_INTERRUPTED, TrainingError, UserError
 from trainer.features import Features, fit
-from trainer.interruption import Interrupted, Interruption
+from trainer.interruption import Interruption
 from trainer.lock import FolderLock
 from trainer.loop import Loop
 from trainer.models import tabular
 from trainer.optimizer import Optimizer
+from trainer.rendezvous import Peers
 from trainer.reporting import Reporter
+from trainer.spread import Spread
 from trainer.state import RunState, settings
+from trainer.watchdog import Watchdog
 
 log = logging.getLogger("trainer")
 
 
-class Clock:
-    """Seconds by phase of the run, for metrics.json and the report."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._began = time.perf_counter()
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Adds the time inside the block to a phase."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
-
-    def figures(self) -> dict[str, float]:
-        """Returns the seconds by phase, and `total` since the clock was made."""
-        figures = {name: round(value, 3) for name, value in self.seconds.items()}
-        return {**figures, "total": round(time.perf_counter() - self._began, 3)}
-
-
 def train(config: Config, *, fresh: bool = False, debug: bool = False) -> dict[str, Any]:
     """Trains, evaluates, exports, proves and reports, or goes on where an earlier start stopped.
+
+    Of several workers each runs this; the chief alone touches the folders of the run and returns last.
 
     Args:
         config: The run's config.
@@ -65,81 +58,117 @@ def train(config: Config, *, fresh: bool = False, debug: bool = False) -> dict[s
         debug: Keras tells more of its tracebacks.
 
     Returns:
-        The content of metrics.json.
+        The content of metrics.json; empty on workers that aren't the chief.
 
     Raises:
         UserError: A mistake in config, data or folders; told before training where it can be known.
         TrainingError: Training or the parity gate failed; nothing was exported.
+        LostError: Another worker is missing or was lost.
         Interrupted: SIGTERM came; a checkpoint was saved.
     """
     keras.config.disable_traceback_filtering() if debug else keras.config.enable_traceback_filtering()
+    callbacks.monitor_of(config)  # a mistake that needs no data and no other process to be seen
+    me = environment.service()
+    with Interruption() as stop:  # MultiWorkerMirroredStrategy would replace its handler: a new one follows
+        peers = rendezvous.join(config, me, stop)
+    try:
+        metrics = _lead(config, fresh, me, peers) if me.is_chief else _follow(config, me, peers)
+        peers.finish()
+    except BaseException as error:
+        told = peers.explain(error)
+        peers.failed(told)
+        if told is error:
+            raise
+        raise told from error
+    return metrics
+
+
+def _lead(config: Config, fresh: bool, me: environment.Service, peers: Peers) -> dict[str, Any]:
+    """The chief's way, which is also that of a process alone: everything that touches the folders."""
     paths = environment.paths(config)
     if fresh and storage.exists(paths.file("lock.json")):
         with FolderLock(paths.output):  # a job that lives keeps its folder
             pass
     folder = outputs.RunFolder(paths, config, fresh=fresh)
-    if folder.state == "finished" and folder.has_model():
+    finished = folder.state == "finished" and folder.has_model()
+    peers.hand("start", lambda: {"finished": finished})
+    if finished:
         log.info("%s: this run is finished; --fresh starts it over", paths.output)
         metrics = folder.read_json("metrics.json")
         results.show(config, metrics)
         return metrics  # type: ignore[no-any-return]
     environment.check_paths(paths)
-    with FolderLock(paths.output):
+
+    def failed(error: BaseException) -> None:
+        if getattr(error, "exit_code", None) == EXIT_INTERRUPTED:
+            folder.status("interrupted")
+        else:
+            folder.failed(error)
+
+    with FolderLock(paths.output) as lock:
+        peers.last_words += [lambda error: lock.release(), failed]
         folder.claim()
         try:
-            metrics = _train(config, paths, folder)
-        except Interrupted:
-            folder.status("interrupted")
-            raise
+            metrics = _train(config, paths, folder, me, peers)
         except BaseException as error:
-            folder.failed(error)
+            failed(peers.explain(error))
             raise
         folder.status("succeeded")
+        peers.last_words.clear()
     results.show(config, metrics)
     log.info("model %s · report %s", paths.model, paths.file("report.html"))
     return metrics
 
 
-def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) -> dict[str, Any]:
+def _follow(config: Config, me: environment.Service, peers: Peers) -> dict[str, Any]:
+    """The way of the other workers: they train, and the chief does all else."""
+    if not peers.hand("start", dict)["finished"]:
+        _train(config, environment.paths(config), None, me, peers)
+    return {}
+
+
+def _train(
+    config: Config,
+    paths: environment.Paths,
+    folder: outputs.RunFolder | None,
+    me: environment.Service,
+    peers: Peers,
+) -> dict[str, Any]:
     clock = Clock()
-    # The monitor is checked and the strategy made before any data is read: both can end the run at once.
-    callbacks.monitor_of(config)
-    me = environment.service()
-    if me.workers > 1:
-        # The loop and the checkpoints can, but the files of a run would be written by every worker.
-        raise UserError(
-            f"TF_CONFIG/CLUSTER_SPEC: got {me.workers} workers, expected 1: a run trains in one process, on "
-            "all GPUs of its machine; give the job one replica with more accelerators"
-        )
+    # The strategy is made before any data is read: it can end the run at once.
     strategy = strategies.create(config)
+    tell = log.info if me.is_chief else log.debug
     with ExitStack() as stack:
         stop = stack.enter_context(Interruption())  # after the strategy, which would replace the handler
+        peers.stop = stop
 
         # 1. Data: open the splits, learn the statistics from train alone, fill the caches.
         with clock.phase("features"):
-            splits = open_splits(config, memory=paths.file("bigquery.json"))
+            splits = open_splits(config, memory=paths.file("bigquery.json") if folder else None)
             monitor, _ = callbacks.monitor_of(config, has_validation=splits.validation is not None)
             reporter = Reporter(config.training.objective or monitor, me)
-            features = _features(config, splits, folder)
+            features = _features(config, splits, folder, peers)
             export.signatures.signature_inputs(features, config)  # names that can't be served, said now
         with clock.phase("encode"):
-            pipelines = _pipelines(config, splits, features, paths, strategy, folder)
+            pipelines = _pipelines(config, splits, features, paths, strategy, folder, me, peers)
         stop.check("before training")
 
         # 2. Model, optimizer and loop, all made in the strategy's scope.
         train = pipelines["train"]
         steps_per_epoch = config.training.steps_per_epoch or train.steps_per_epoch
         total = strategies.total_steps(config, steps_per_epoch)
-        log.info(strategies.arithmetic(config, strategy, train.rows, steps_per_epoch))
+        tell(strategies.arithmetic(config, strategy, train.rows, steps_per_epoch))
         with strategy.scope():
             model = tabular.build(config, features.layout, features.label.outputs, features.label)
-            optimizer = Optimizer(config.training, total)
+            optimizer = Optimizer(config.training, total, exchange_in=config.strategy.exchange_in)
             optimizer.build(model.trainable_variables)
-        log.info("model %s: %s weights", config.model.name, f"{model.count_params():,}")
+        tell("model %s: %s weights", config.model.name, f"{model.count_params():,}")
         progress = logs.progress(me.is_chief)
-        loop = Loop(config, model, features, strategy, optimizer, progress=progress, stop=stop)
+        watch = Watchdog(config.strategy.stall_seconds, peers.end_now)
+        loop = Loop(config, model, features, strategy, optimizer, progress=progress, stop=stop, watch=watch)
 
         # 3. Where the weights come from: (a) the newest whole checkpoint of this run, (b) the seed.
+        spread = Spread(strategy, me.is_chief) if me.workers > 1 else None
         checkpoints = Checkpoints(
             paths.checkpoints,
             model,
@@ -147,7 +176,11 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
             keep=config.checkpoint.keep,
             settings=settings(config),
             features_fingerprint=features.fingerprint,
+            writes=me.is_chief,
+            peers=peers,
+            spread=spread,
         )
+        peers.last_words.append(lambda error: checkpoints.wait())
         state = checkpoints.restore() or RunState()
         seen = min(train.rows, state.step % steps_per_epoch * config.training.batch_size)
         if seen and getattr(splits.train, "recut", False):
@@ -160,7 +193,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
 
         # 4. Train, and go back to the epoch that did best on validation.
         with clock.phase("train"):
-            state = _fit(config, paths, loop, pipelines, checkpoints, state, total, reporter)
+            state = _fit(config, paths, me, loop, pipelines, checkpoints, state, total, reporter)
         best = state.best["epoch"] if state.best else None
         if state.best and not checkpoints.load_best(state):
             raise TrainingError(
@@ -168,7 +201,7 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
                 "is nothing good to export; start anew with --fresh"
             )
         if best is not None and best != state.epoch:
-            log.info("using the weights of epoch %d, the best by %s", best, (state.best or {})["monitor"])
+            tell("using the weights of epoch %d, the best by %s", best, (state.best or {})["monitor"])
 
         # 5. Final figures, from the weights that are exported.
         with clock.phase("evaluate"):
@@ -177,6 +210,9 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
                 for name, pipeline in pipelines.items()
             }
 
+        if folder is None:
+            return figures
+        peers.release()  # from here on the chief works alone, whatever becomes of the others
         if figures.get("validation", {}).get("r2", 0.0) < 0:
             log.warning(
                 "validation r2 is below 0, worse than predicting the mean: raise training.learning_rate "
@@ -221,34 +257,42 @@ def _train(config: Config, paths: environment.Paths, folder: outputs.RunFolder) 
             "seconds": {},
         }
         with clock.phase("report"):
-            made = results.outcome(config, features, splits, pipelines, loop, state, metrics, gate, predict)
+            made = results.outcome(
+                config, features, splits, pipelines, loop, served, state, metrics, gate, predict
+            )
         metrics["seconds"] = clock.figures()
         results.write_report(paths.file("report.html"), config, made)
         folder.write_json("metrics.json", metrics)  # last: a program that waits for it finds all the rest
     return metrics
 
 
-def _features(config: Config, splits: Splits, folder: outputs.RunFolder) -> Features:
+def _features(config: Config, splits: Splits, folder: outputs.RunFolder | None, peers: Peers) -> Features:
     """Returns the fitted features: those that an earlier start of this run learned, or new ones.
 
-    A restart must not learn them again: another order of a vocabulary would move the rows of the table.
+    A restart must not learn them again: another order of a vocabulary would move the rows of the table. Of
+    several workers the chief learns them, for the same reason.
     """
-    known = folder.read_text("features.json") if folder.state == "started" else None
-    if known is not None:
-        features = Features.from_json(known)
-        log.info("features.json of the earlier start: fingerprint %s", features.fingerprint[:12])
-        return features
-    features = fit(config, splits.train.batches())
-    folder.write_text("features.json", features.to_json())
-    slots = ", ".join(f"{slot.name} {slot.rows:,}" for slot in features.layout.slots[:8])
-    log.info(
-        "features: %d numeric columns, %s rows of the table (%s%s), fingerprint %s",
-        features.layout.dense,
-        f"{features.layout.table_rows:,}",
-        slots,
-        ", ..." if len(features.layout.slots) > 8 else "",
-        features.fingerprint[:12],
-    )
+
+    def learn() -> str:
+        assert folder is not None  # the chief's
+        known = folder.read_text("features.json") if folder.state == "started" else None
+        if known is not None:
+            return known
+        text = fit(config, splits.train.batches()).to_json()
+        folder.write_text("features.json", text)
+        return text
+
+    features = Features.from_json(peers.hand("features", learn))
+    if folder is not None:
+        slots = ", ".join(f"{slot.name} {slot.rows:,}" for slot in features.layout.slots[:8])
+        log.info(
+            "features: %d numeric columns, %s rows of the table (%s%s), fingerprint %s",
+            features.layout.dense,
+            f"{features.layout.table_rows:,}",
+            slots,
+            ", ..." if len(features.layout.slots) > 8 else "",
+            features.fingerprint[:12],
+        )
     return features
 
 
@@ -258,13 +302,20 @@ def _pipelines(
     features: Features,
     paths: environment.Paths,
     strategy: Any,
-    folder: outputs.RunFolder,
+    folder: outputs.RunFolder | None,
+    me: environment.Service,
+    peers: Peers,
 ) -> dict[str, Pipeline]:
-    """Makes the pipeline of each split and its first pass, which finds bad rows before training starts."""
+    """Makes the pipeline of each split and its first pass, which finds bad rows before training starts.
+
+    Every worker reads all rows and takes its slice of each global batch: so the batches are the same for any
+    number of workers, whatever the sizes and the number of files.
+    """
     strategies.check_batch(
         config.training.batch_size, strategy.num_replicas_in_sync, config.training.accumulate
     )
     losses.class_weights(config, features)  # an unknown class name is found now
+    cache = config.data.cache_dir or environment.join(paths.output, "cache")
     pipelines: dict[str, Pipeline] = {}
     for source in splits.sources:
         encoder = Encoder(features, weight_column=config.data.weight)
@@ -275,24 +326,34 @@ def _pipelines(
             seed=config.seed,
             shuffle=config.data.shuffle,
             cache=config.data.cache,
-            cache_dir=config.data.cache_dir or environment.join(paths.output, "cache"),
+            cache_dir=cache if me.is_chief else environment.join(cache, f"worker-{me.worker_index}"),
             fingerprint=f"{features.fingerprint} {source.name}",
             shuffle_rows=config.data.shuffle_rows,
             chunk_rows=config.data.chunk_rows,
             reader_threads=config.data.reader_threads,
             columns=encoder.columns,
             rows=features.rows if source is splits.train else None,
+            shard_index=me.worker_index,
+            shard_count=me.workers,
         )
         pipelines[source.name].prepare()
-        log.info("%s: %s", source.name, source.counts())
-    leaks.warn(config, splits, features, sum(pipeline.rows for pipeline in pipelines.values()))
-    folder.write_json("data.json", results.data_summary(splits, pipelines))
+        if folder is not None:
+            log.info("%s: %s", source.name, source.counts())
+    if folder is not None:
+        leaks.warn(config, splits, features, sum(pipeline.rows for pipeline in pipelines.values()))
+        folder.write_json("data.json", results.data_summary(splits, pipelines))
+    rows = {name: pipeline.rows for name, pipeline in pipelines.items()}
+    if (theirs := peers.hand("rows", lambda: rows)) != rows:
+        raise UserError(
+            f"data.source: this worker sees {rows} rows, the chief {theirs}: the data must be the same"
+        )
     return pipelines
 
 
 def _fit(
     config: Config,
     paths: environment.Paths,
+    me: environment.Service,
     loop: Loop,
     pipelines: dict[str, Pipeline],
     checkpoints: Checkpoints,
@@ -303,7 +364,11 @@ def _fit(
     validation = pipelines.get("validation")
     monitor, mode = callbacks.monitor_of(config, has_validation=validation is not None)
     standard = callbacks.standard(
-        config, logs=paths.logs, table=paths.file("epochs.csv"), monitor=monitor, mode=mode
+        config,
+        logs=paths.logs if me.is_chief else "",
+        table=paths.file("epochs.csv") if me.is_chief else "",
+        monitor=monitor,
+        mode=mode,
     )
     progress = loop.progress or logs.NoProgress()
     progress.start(total, step=state.step, epochs=config.training.epochs)

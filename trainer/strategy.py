@@ -75,6 +75,7 @@ def create(config: Config, environ: MutableMapping[str, str] | None = None) -> t
             f"TensorFlow sees {len(gpus)}; {hint}"
         )
     name = _resolve(config, environ, len(gpus))
+    _check_name(name, environ, len(gpus), config)
     if config.training.jit_compile == "true" and _replica_count(name, config, len(gpus), environ) > 1:
         raise UserError(
             "training.jit_compile: true can't be used with several replicas, because XLA can't compile the "
@@ -186,6 +187,26 @@ def _resolve(config: Config, environ: Mapping[str, str], gpus: int) -> str:
     return "mirrored" if gpus > 1 or (gpus == 0 and config.strategy.cpu_replicas > 1) else "one_device"
 
 
+def _check_name(name: str, environ: Mapping[str, str], gpus: int, config: Config) -> None:
+    """Refuses a strategy that contradicts the cluster."""
+    me = service(environ)
+    if me.workers > 1 and me.role != "evaluator" and name != "multi_worker_mirrored":
+        if name == "tpu":
+            raise UserError(
+                f"strategy.name: 'tpu' trains in one process, and TF_CONFIG has {me.workers} workers: take "
+                "pool 1 out of the job and give pool 0 a machine with more TPU cores"
+            )
+        raise UserError(
+            f"strategy.name: {name!r} trains in one process, and TF_CONFIG has {me.workers} workers: leave "
+            "strategy.name at 'auto', or take the worker pool out of the job"
+        )
+    if config.strategy.communication == "nccl" and not gpus:
+        raise UserError(
+            "strategy.communication: 'nccl' works between GPUs, and TensorFlow sees none; use 'auto' or "
+            "'ring'"
+        )
+
+
 def _replica_count(name: str, config: Config, gpus: int, environ: Mapping[str, str]) -> int:
     if name == "mirrored":
         return gpus or config.strategy.cpu_replicas
@@ -245,10 +266,18 @@ def _make(name: str, config: Config, environ: MutableMapping[str, str]) -> tf.di
         return mirrored(tuple(f"{kind}:{i}" for i in range(count)))
     if name == "multi_worker_mirrored":
         _check_cluster(environ)
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=_communication(config))
     if name == "tpu":
         return _tpu()
     return tf.distribute.OneDeviceStrategy("/GPU:0" if gpus else "/CPU:0")
+
+
+def _communication(config: Config) -> Any:
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    return tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=round(config.strategy.pack_megabytes * 2**20),
+        implementation=kinds[config.strategy.communication.upper()],
+    )
 
 
 def _check_cluster(environ: MutableMapping[str, str]) -> None:

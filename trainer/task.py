@@ -32,6 +32,11 @@ def train(argv: Sequence[str]) -> int:
     if warning := environment.lost_with_machine(environment.paths(arguments.config), me):
         log.warning(warning)
     environment.clean_tf_config()  # TensorFlow reads TF_CONFIG as soon as it makes a strategy
+    if me.role == "evaluator":
+        with process.quiet_import(arguments.debug):
+            from trainer import evaluator
+        evaluator.run(arguments.config)
+        return 0
     with process.quiet_import(arguments.debug):
         from trainer import run
     run.train(arguments.config, fresh=arguments.fresh, debug=arguments.debug)

@@ -15,11 +15,12 @@ one would mix a little further, but a restart would have to rebuild it from near
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, wait
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -107,6 +108,12 @@ class Epochs:
         self._kept = kept
         self._on_disk = on_disk
         self._reader = reader
+
+    def whole(self) -> Epochs:
+        """Returns the same epochs in whole global batches."""
+        other = copy.copy(self)
+        other.plan = replace(self.plan, shard_index=0, shard_count=1)
+        return other
 
     def fixed(self, start: int = 0, stop: int | None = None) -> Generator[Chunk, None, None]:
         """Yields one epoch in the order of the source.

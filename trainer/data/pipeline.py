@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -217,6 +218,18 @@ class Pipeline:
         dataset = self._dataset(lambda: self._training_chunks(start_step, stop_step))
         steps = tf.data.INFINITE_CARDINALITY if stop_step is None else max(0, stop_step - start_step)
         return dataset.apply(tf.data.experimental.assert_cardinality(steps))
+
+    def whole(self) -> Pipeline:
+        """Returns the same rows in whole global batches, without reading them again."""
+        if self._plan_settings["shard_count"] == 1:
+            return self
+        self.prepare()
+        assert self._epochs is not None
+        other = copy.copy(self)
+        other._plan_settings = {**self._plan_settings, "shard_index": 0, "shard_count": 1}
+        other._epochs = self._epochs.whole()
+        other._evaluation = None
+        return other
 
     def evaluation(self) -> tf.data.Dataset:
         """Returns one pass in the order of the source; the same dataset each time."""

@@ -1,0 +1,46 @@
+"""The watchdog barks when nothing moves while it is armed, and only then."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from trainer.errors import EXIT_LOST, UserError
+from trainer.watchdog import Watchdog
+
+
+def test_a_standstill_is_ended_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[UserError] = []
+    barked = threading.Event()
+
+    def end(error: UserError) -> None:
+        ended.append(error)
+        barked.set()
+
+    with caplog.at_level("ERROR"), Watchdog(0.3, end).armed("training"):
+        assert barked.wait(30)
+    assert "training: no step finished in" in str(ended[0])
+    assert "strategy.stall_seconds" in str(ended[0])
+    assert ended[0].exit_code == EXIT_LOST
+    assert "test_a_standstill_is_ended_and_told" in caplog.text, "where the threads are"
+
+
+def test_progress_keeps_it_quiet_and_so_does_the_end() -> None:
+    ended: list[UserError] = []
+    watch = Watchdog(1.0, ended.append)
+    with watch.armed("training"):
+        for _ in range(8):
+            time.sleep(0.2)
+            watch.feed()
+        with watch.armed("evaluation"):
+            watch.feed()
+    time.sleep(1.3)
+    assert ended == []
+
+
+def test_zero_never_barks() -> None:
+    before = threading.active_count()
+    with Watchdog(0, lambda error: None).armed("training"), Watchdog().armed("training"):
+        assert threading.active_count() == before

@@ -1,0 +1,477 @@
+"""How the processes of a job meet, hand documents on and learn of each other's end. Adopters: leave.
+
+TensorFlow's collectives say nothing about who is missing, wait for ever for a worker that never comes, and
+can't carry a document. So the processes keep a connection of their own to the chief, from before TensorFlow
+starts until the last one leaves: the chief listens at its address of TF_CONFIG, waits for everyone, and stops
+listening, so that TensorFlow can take the port (the connections stay). Over it go
+
+* documents: `peers.hand(name, make)` calls `make` on the chief alone and returns its value everywhere;
+* signs of life: a process that falls silent for `strategy.lost_seconds`, or whose connection breaks, is lost;
+* the end: whoever fails tells why, and all stop with that sentence; whoever is done waits for the chief.
+
+A process that is stuck inside TensorFlow is ended from a thread, once its files are in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+from trainer.config import Config
+from trainer.environment import Service
+from trainer.errors import EXIT_FAILED, EXIT_INTERRUPTED, LostError, UserError
+from trainer.interruption import Interruption
+from trainer.lines import Line, connect, listen
+
+log = logging.getLogger("trainer")
+
+GRACE_SECONDS = 15.0  # for the main thread to notice that the job is over, before it is ended
+_LEAVE_SECONDS = 20.0  # for the others to leave first
+_POLL = 0.1
+_AGAIN = "the same command goes on from the last checkpoint"
+
+
+class Peers:
+    """The processes of a job, seen from one of them; this class is a process alone.
+
+    Attributes:
+        stop: asked while waiting, so that SIGTERM ends a wait.
+        last_words: called with the error, the last first, when the process is ended from a thread: they put
+            its files in order.
+    """
+
+    def __init__(self) -> None:
+        self.stop = Interruption()
+        self.last_words: list[Callable[[BaseException], None]] = []
+
+    def hand(self, name: str, make: Callable[[], Any]) -> Any:
+        """Returns what `make` returns on the chief; the others wait for it. All must call it, in one order.
+
+        Args:
+            name: what the document is, for messages; may be used again and again.
+            make: returns a JSON value; called on the chief alone.
+
+        Raises:
+            UserError: another process failed, or was lost, meanwhile.
+            Interrupted: SIGTERM came.
+        """
+        return make()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Returns what an error comes from: TensorFlow only says that an exchange broke off."""
+        return error
+
+    def release(self) -> None:
+        """On the chief: waits until the others are done training; what becomes of them is no matter then."""
+
+    def finish(self) -> None:
+        """Ends well: the chief says that all is written, the others wait until it has."""
+
+    def failed(self, error: BaseException) -> None:
+        """Tells the others why this process ends, and lets them go first if it is the chief."""
+
+    def end_now(self, error: UserError) -> None:
+        """Ends this process from any thread, whatever its main thread is stuck in."""
+        log.error("%s", error)
+        for words in reversed(self.last_words):
+            try:
+                words(error)
+            except Exception:
+                log.warning("the files of the run could not be put in order", exc_info=True)
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.exit_code)
+
+
+def join(
+    config: Config, me: Service, stop: Interruption | None = None, grace: float = GRACE_SECONDS
+) -> Peers:
+    """Meets the other processes of the job and returns the connection to them.
+
+    Call it before TensorFlow makes a strategy, whose server takes the chief's port.
+
+    Args:
+        config: the run's config; all processes must have the same.
+        me: who this process is.
+        stop: SIGTERM as a flag.
+        grace: seconds that the main thread gets to notice that the job is over.
+
+    Raises:
+        LostError: someone did not come within strategy.join_seconds.
+        UserError: the processes contradict each other, or the chief's port is taken.
+        Interrupted: SIGTERM came.
+    """
+    if me.workers == 1:
+        return Peers()
+    made: _Connected = Chief(config, me, grace) if me.is_chief else Worker(config, me, grace)
+    made.stop = stop or Interruption()
+    try:
+        made.meet()
+    except BaseException as error:
+        made.failed(error)
+        raise
+    return made
+
+
+class _Connected(Peers):
+    """What the chief and the workers have in common."""
+
+    def __init__(self, config: Config, me: Service, grace: float) -> None:
+        super().__init__()
+        self._config, self._me, self._grace = config, me, grace
+        self._limit = config.strategy.join_seconds
+        self._lost = config.strategy.lost_seconds
+        self._changed = threading.Condition()
+        self._verdict: UserError | None = None  # why everyone must stop
+        self._leaving = threading.Event()  # the main thread knows
+        self._closing = False
+        self._documents: dict[str, deque[Any]] = defaultdict(deque)
+
+    def meet(self) -> None:
+        """Waits for the others."""
+        raise NotImplementedError
+
+    def _name(self, rank: int) -> str:
+        return f"{'the chief' if rank == 0 else f'worker {rank}'} at {self._me.hosts[rank]}"
+
+    # --- threads
+
+    def _attend(self, line: Line) -> None:
+        """Starts to listen to a connection, and to give signs of life on it."""
+        line.heard = time.monotonic()
+        for target in (self._read, self._beat):
+            threading.Thread(target=target, args=(line,), name=f"line-{line.rank}", daemon=True).start()
+
+    def _read(self, line: Line) -> None:
+        while (message := line.receive()) is not None:
+            self._message(line, message)
+        self._gone(line, "its connection broke off")
+
+    def _beat(self, line: Line) -> None:
+        every = min(5.0, self._lost / 6)
+        while not line.closed:
+            line.send(kind="beat")
+            time.sleep(every)
+            silent = time.monotonic() - line.heard
+            if silent > self._lost and not line.closed:
+                line.close()
+                self._gone(line, f"no sign of life for {silent:.0f} s (strategy.lost_seconds)")
+
+    def _message(self, line: Line, message: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _gone(self, line: Line, how: str) -> None:
+        raise NotImplementedError
+
+    def _judge(self, verdict: UserError) -> None:
+        """Notes why everyone must stop, and ends this process if its main thread doesn't notice in time."""
+        with self._changed:
+            if self._verdict is not None or self._closing:
+                return
+            self._verdict = verdict
+            self._changed.notify_all()
+        threading.Thread(target=self._end_if_stuck, name="end", daemon=True).start()
+
+    def _end_if_stuck(self) -> None:
+        assert self._verdict is not None
+        if not self._leaving.wait(self._grace):
+            self.end_now(self._verdict)
+
+    # --- the main thread
+
+    def _check(self) -> None:
+        """Raises the verdict, if there is one."""
+        if self._verdict is not None:
+            self._leaving.set()
+            raise self._verdict
+
+    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
+        """Waits until `ready` (called under the lock), a verdict, or SIGTERM."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: ready() or self._verdict is not None, _POLL)
+                if ready():
+                    return
+                self._check()
+            self.stop.check(f"while waiting for {what}")
+
+    def explain(self, error: BaseException) -> BaseException:
+        if not _is_exchange(error):
+            return error
+        with self._changed:
+            self._changed.wait_for(lambda: self._verdict is not None, self._grace / 2)
+            if self._verdict is not None:
+                self._leaving.set()
+                return self._verdict
+        return error
+
+    def end_now(self, error: UserError) -> None:
+        self._tell(error)
+        super().end_now(error)
+
+    def _tell(self, error: BaseException) -> None:
+        raise NotImplementedError
+
+    def _told(self, error: BaseException) -> dict[str, Any]:
+        """Returns an error as a message."""
+        if isinstance(error, UserError):
+            whole = getattr(error, "names_process", False)
+            return {"kind": "failed", "message": str(error), "code": error.exit_code, "whole": whole}
+        text = f"{type(error).__name__}: {error} (a bug, or a failure of the machine: see its own log)"
+        return {"kind": "failed", "message": text, "code": EXIT_FAILED, "whole": False}
+
+
+class Chief(_Connected):
+    """The chief's end of the connections."""
+
+    def __init__(self, config: Config, me: Service, grace: float) -> None:
+        super().__init__(config, me, grace)
+        self._lines: dict[int, Line] = {}
+        self._done: set[int] = set()
+        self._met = False
+
+    def meet(self) -> None:
+        """Waits until every worker has come."""
+        deadline = time.monotonic() + self._limit
+        log.info("waiting for %d worker(s): %s", self._me.workers - 1, ", ".join(self._me.hosts[1:]))
+        with listen(self._me.hosts[0], deadline, self.stop) as listener:
+            while len(self._lines) < self._me.workers - 1:
+                self.stop.check("while waiting for the other workers")
+                self._check()
+                if time.monotonic() > deadline:
+                    missing = [r for r in range(1, self._me.workers) if r not in self._lines]
+                    names = " and ".join(self._name(rank) for rank in missing)
+                    raise _lost(f"{names} did not join in {self._limit:g} s (strategy.join_seconds)")
+                if (line := listener.accept()) is not None:
+                    self._greet(line)
+        self._met = True
+        for line in self._lines.values():
+            line.send(kind="welcome")
+
+    def _greet(self, line: Line) -> None:
+        hello = line.receive()
+        line.ready()
+        if hello is None or hello.get("kind") != "hello":
+            line.close()  # a stranger
+            return
+        rank = hello["rank"]
+        problem = _contradiction(self._name(rank), hello, _hello(self._config, self._me))
+        if rank in self._lines:
+            problem = f"two processes say that they are {self._name(rank)}: TF_CONFIG: task is wrong in one"
+        if problem:
+            line.rank = -1 - rank
+            self._lines[line.rank] = line  # it is told like the others
+            self._attend(line)
+            raise UserError(problem)
+        line.rank = rank
+        self._lines[rank] = line
+        self._attend(line)
+        log.debug("%s has joined", self._name(rank))
+
+    def hand(self, name: str, make: Callable[[], Any]) -> Any:
+        value = make()
+        with self._changed:
+            self._check()
+        for line in self._lines.values():
+            line.send(kind="document", name=name, value=value)
+        return value
+
+    def _message(self, line: Line, message: dict[str, Any]) -> None:
+        if message["kind"] == "done":
+            with self._changed:
+                self._done.add(line.rank)
+                self._changed.notify_all()
+        if message["kind"] == "failed" and line.rank not in self._done:
+            if message["code"] == EXIT_INTERRUPTED and self.stop.requested:
+                return  # all leave together, and the chief when its checkpoint is written
+            self._stop_all(
+                _failure(f"{self._name(line.rank)} stopped: {message['message']}", message["code"])
+            )
+
+    def _gone(self, line: Line, how: str) -> None:
+        line.close()
+        with self._changed:
+            if not self._met and self._verdict is None:  # it may come again
+                self._lines = {rank: other for rank, other in self._lines.items() if other is not line}
+                return
+            self._changed.notify_all()
+        if line.rank not in self._done and not self._closing:
+            self._stop_all(_lost(f"{self._name(line.rank)} is lost: {how}; {_AGAIN}"))
+
+    def _stop_all(self, verdict: UserError) -> None:
+        if self._closing or self._verdict is not None:
+            return
+        self._judge(verdict)
+        self._tell(verdict)
+
+    def _tell(self, error: BaseException) -> None:
+        for line in list(self._lines.values()):
+            line.send(**self._told(error))
+
+    def release(self) -> None:
+        everyone = set(range(1, self._me.workers))
+        self._wait_for(lambda: self._done >= everyone, "the other workers")
+
+    def finish(self) -> None:
+        """Tells the others that all is written, and lets them go first."""
+        self.release()
+        self._close(kind="end")
+
+    def failed(self, error: BaseException) -> None:
+        self._leaving.set()
+        self._close(**self._told(error))
+
+    def _close(self, **message: Any) -> None:
+        with self._changed:
+            self._closing = True
+        for line in self._lines.values():
+            line.send(**message)
+        limit = time.monotonic() + _LEAVE_SECONDS
+        while time.monotonic() < limit and not all(line.closed for line in self._lines.values()):
+            time.sleep(_POLL / 2)
+        for line in self._lines.values():
+            line.close()
+
+
+class Worker(_Connected):
+    """A worker's end of the connection."""
+
+    def __init__(self, config: Config, me: Service, grace: float) -> None:
+        super().__init__(config, me, grace)
+        self._line: Line | None = None
+        self._welcome = self._ended = False
+
+    def meet(self) -> None:
+        """Finds the chief and waits until it has everyone."""
+        chief = self._name(0)
+        deadline = time.monotonic() + self._limit
+        while not self._welcome:
+            self.stop.check(f"while waiting for {chief}")
+            if self._line is not None:
+                with self._changed:
+                    self._check()
+                    self._changed.wait(_POLL)
+                if self._line.closed and self._verdict is None:  # another chief comes in its place, perhaps
+                    self._line, deadline = None, time.monotonic() + self._limit
+            elif time.monotonic() > deadline:
+                raise _lost(f"{chief} did not answer in {self._limit:g} s (strategy.join_seconds)")
+            elif (line := connect(self._me.hosts[0], _hello(self._config, self._me))) is not None:
+                self._line = line
+                self._attend(line)
+            else:
+                time.sleep(2 * _POLL)
+
+    def hand(self, name: str, make: Callable[[], Any]) -> Any:
+        queue = self._documents[name]
+        self._wait_for(lambda: bool(queue), f"{name} from the chief")
+        return queue.popleft()
+
+    def _message(self, line: Line, message: dict[str, Any]) -> None:
+        with self._changed:
+            if message["kind"] == "document":
+                self._documents[message["name"]].append(message["value"])
+            self._welcome |= message["kind"] == "welcome"
+            self._ended |= message["kind"] == "end"
+            self._changed.notify_all()
+        if message["kind"] == "failed":
+            # What befell another worker, the chief has put into words; what befell itself it tells bare.
+            start = "" if message["whole"] else f"{self._name(0)} stopped: "
+            self._judge(_failure(start + message["message"], message["code"]))
+
+    def _gone(self, line: Line, how: str) -> None:
+        line.close()
+        with self._changed:
+            self._changed.notify_all()
+        if self._welcome and not self._ended:
+            self._judge(_lost(f"{self._name(0)} is lost: {how}; {_AGAIN}"))
+
+    def _tell(self, error: BaseException) -> None:
+        if self._line is not None:
+            self._line.send(**self._told(error))
+
+    def finish(self) -> None:
+        """Says that this worker is done, and waits until the chief has written everything."""
+        assert self._line is not None
+        self._line.send(kind="done")
+        self._wait_for(lambda: self._ended, "the chief to write the model and the report")
+        self._closing = True
+        self._line.close()
+
+    def failed(self, error: BaseException) -> None:
+        self._leaving.set()
+        if self._line is None:
+            return
+        self._tell(error)
+        # The chief answers, or goes: a worker that leaves at once would break off what the chief is saving.
+        interrupted = isinstance(error, UserError) and error.exit_code == EXIT_INTERRUPTED
+        limit = time.monotonic() + (self._lost if interrupted else _LEAVE_SECONDS)
+        with self._changed:
+            while self._verdict is None and not self._line.closed and time.monotonic() < limit:
+                self._changed.wait(_POLL)
+            self._closing = True
+        self._line.close()
+
+
+# --- small helpers ----------------------------------------------------------------------------------
+
+
+def _failure(message: str, code: int) -> UserError:
+    """Returns what a process failed with, in words that name it."""
+    error = LostError(message)
+    error.exit_code = code
+    error.names_process = True
+    return error
+
+
+def _lost(message: str) -> LostError:
+    error = LostError(message)
+    error.names_process = True
+    return error
+
+
+def _hello(config: Config, me: Service) -> dict[str, Any]:
+    from importlib import metadata
+
+    versions = {name: metadata.version(name) for name in ("tensorflow", "keras")}
+    return {
+        "kind": "hello",
+        "rank": me.worker_index,
+        "hosts": list(me.hosts),
+        "versions": versions,
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def _contradiction(name: str, theirs: dict[str, Any], mine: dict[str, Any]) -> str:
+    """Returns what is not the same in two processes of a job, as a sentence, or ''."""
+    from trainer.outputs import differing_keys
+
+    if theirs["hosts"] != mine["hosts"]:
+        return f"TF_CONFIG: cluster: {name} has {theirs['hosts']}, the chief {mine['hosts']}"
+    for package, version in mine["versions"].items():
+        if theirs["versions"].get(package) != version:
+            return (
+                f"{name} runs {package} {theirs['versions'].get(package)}, the chief {version}: use one image"
+            )
+    changed = differing_keys(mine["config"], theirs["config"], free=("output_dir", "data.cache_dir"))
+    if changed:
+        more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
+        return f"{name} was started with another config than the chief ({'; '.join(changed[:3])}{more})"
+    return ""
+
+
+def _is_exchange(error: BaseException) -> bool:
+    """Tells whether an error is one of TensorFlow's about an exchange between processes."""
+    tf = sys.modules.get("tensorflow")
+    if tf is None:
+        return False
+    kinds = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "InternalError",
+             "UnknownError", "FailedPreconditionError")  # fmt: skip
+    return isinstance(error, tuple(getattr(tf.errors, kind) for kind in kinds))
