@@ -19,7 +19,7 @@ from trainer.data import background
 from trainer.environment import Service
 from trainer.errors import EXIT_INTERRUPTED, EXIT_LOST, LostError, UserError
 from trainer.interruption import Interrupted, Interruption
-from trainer.lines import Line, address
+from trainer.lines import Line, address, connect
 
 SETTINGS = config(strategy__join_seconds=30, strategy__lost_seconds=20)
 
@@ -52,6 +52,15 @@ def meet(count: int, settings: Config = SETTINGS, **options: Any) -> list[rendez
 
 def together(functions: list[Callable[[], Any]]) -> list[Any]:
     return [future.result(60) for future in [background.start(function) for function in functions]]
+
+
+def dial(chief: Service, hello: dict[str, Any]) -> Line:
+    """A worker's connection to a chief that may not listen yet."""
+    limit = time.monotonic() + 30
+    while (line := connect(chief.hosts[0], hello)) is None:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    return line
 
 
 @pytest.fixture
@@ -98,8 +107,8 @@ def test_late_workers_are_waited_for_and_strangers_are_not_let_in() -> None:
     chief, first, second = services(3)
     waiting = start(chief)
     early = start(first)
-    host, port = address(chief.hosts[0])
-    with socket.create_connection((host, port), timeout=30) as stranger:
+    dial(chief, {"kind": "who are you?"}).close()
+    with socket.create_connection(address(chief.hosts[0]), timeout=30) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         late = start(second)
         peers = [future.result(60) for future in (waiting, early, late)]
@@ -147,10 +156,7 @@ def test_a_worker_may_come_again_while_others_are_missing() -> None:
         waiting.result(60)
     assert caught.value.exit_code == EXIT_INTERRUPTED
     again = start(chief)
-    dropped = Line(socket.create_connection(address(chief.hosts[0])))
-    assert dropped.greet()
-    dropped.ready()
-    dropped.send(**rendezvous._hello(SETTINGS, first))
+    dropped = dial(chief, rendezvous._hello(SETTINGS, first))
     time.sleep(0.3)
     dropped.close()  # as if killed
     peers = [future.result(60) for future in (again, start(second), start(first))]
@@ -234,10 +240,7 @@ def test_silence_is_loss(ended: list[UserError]) -> None:
     settings = config(strategy__join_seconds=30, strategy__lost_seconds=1.2)
     me, other = services(2)
     waiting = start(me, settings, grace=0.2)
-    silent = Line(socket.create_connection(address(me.hosts[0]), timeout=30))  # it joins and says no more
-    assert silent.greet()
-    silent.ready()
-    silent.send(**rendezvous._hello(settings, other))
+    dial(me, rendezvous._hello(settings, other))  # it joins and says no more
     chief = waiting.result(60)
     with pytest.raises(
         LostError, match=r"worker 1 at \S+ is lost: no sign of life for \d s \(strategy.lost_seconds"
