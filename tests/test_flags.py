@@ -323,9 +323,9 @@ def test_missing_keys_say_what_belongs_there(write: Callable[..., str]) -> None:
 
 def test_all_mistakes_are_told_at_once_and_each_once(write: Callable[..., str]) -> None:
     write(BASE + "training:\n  batch_size: 0.5\n  accumulate: 3\n  optimiser: sgd\n")
-    assert _message("--learn=1", "--dropout=2", "--nonsense_x").splitlines() == [
+    assert _message("--learn=1", "--dropout=2", "--zzz_qx").splitlines() == [
         "unknown flag --learn; did you mean '--training.learning_rate'?",
-        "unknown flag --nonsense_x; --help lists them all",
+        "unknown flag --zzz_qx; --help lists them all",
         "x.yaml:13: Invalid training.batch_size: got 0.5, expected a whole number, at least 1",
         "x.yaml:15: training.optimiser: unknown key; did you mean 'optimizer'?",
         "Invalid model.dropout: got 2, expected a number, at least 0 and below 1",
