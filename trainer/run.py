@@ -341,13 +341,33 @@ def _pipelines(
             log.info("%s: %s", source.name, source.counts())
     if folder is not None:
         leaks.warn(config, splits, features, sum(pipeline.rows for pipeline in pipelines.values()))
-        folder.write_json("data.json", results.data_summary(splits, pipelines))
+        summary = results.data_summary(splits, pipelines)
+        folder.write_json("data.json", {**summary, "fingerprints": _fingerprints(splits, folder)})
     rows = {name: pipeline.rows for name, pipeline in pipelines.items()}
     if (theirs := peers.hand("rows", lambda: rows)) != rows:
         raise UserError(
             f"data.source: this worker sees {rows} rows, the chief {theirs}: the data must be the same"
         )
     return pipelines
+
+
+def _fingerprints(splits: Splits, folder: outputs.RunFolder) -> dict[str, str]:
+    """Returns a hash of the stored rows of each split, the same as in an earlier start of this run.
+
+    Raises:
+        UserError: the files are others than those that the run began with.
+    """
+    now = {source.name: source.fingerprint() for source in splits.sources}
+    known = folder.read_json("data.json") if folder.state == "started" else None
+    before = (known or {}).get("fingerprints", now)
+    for name, mark in now.items():
+        if before.get(name) != mark:
+            raise UserError(
+                f"data.source: the rows of the {name} split are in other files, or files of other sizes or "
+                f"times, than when the run in {folder.paths.output} began; put them back, or start anew with "
+                "--fresh"
+            )
+    return now
 
 
 def _fit(

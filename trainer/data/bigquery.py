@@ -120,6 +120,11 @@ class BigQuerySource(FileSource):
         """Returns the names of the tables."""
         return {str(table) for table in self._files.tables}
 
+    def fingerprint(self) -> str:
+        """Returns a hash of what the rows depend on: tables, columns, filters and the moment."""
+        about = [session.request.key for session in self._files.sessions]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
+
     # --- units
 
     @property

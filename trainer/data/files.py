@@ -8,12 +8,14 @@ from __future__ import annotations
 import bz2
 import fnmatch
 import functools
+import hashlib
 import os
 import re
 import urllib.parse
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
@@ -49,6 +51,9 @@ _COMPRESSION_BY_MAGIC = (
 )
 _PACKED_NAMES = (".gz", ".gzip", ".zst", ".zstd", ".bz2", ".xz", ".zip")
 _WITH_COMPRESSION = ("csv", "jsonl", "tfrecord")  # formats that other programs compress as a whole file
+_HEAD_BYTES = 64
+_WHOLE_BYTES = 4 << 20  # objects up to this size are fetched whole
+_EMULATOR = "STORAGE_EMULATOR_HOST"  # as in Google's own clients: a local server, without credentials
 _GLOB = re.compile(r"[*?\[]")
 _SPLIT_OUTPUT = re.compile(r"-\d+-of-\d+$")  # name.tfrecord-00003-of-00010
 
@@ -68,20 +73,73 @@ class DataFile:
     partitions: tuple[tuple[str, str | None], ...] = ()
     inner: str = ""  # path inside the filesystem
     filesystem: fs.FileSystem = field(default=None, compare=False, repr=False)
+    changed_at: int | None = field(default=None, compare=False)  # nanoseconds, as the store tells it
+    _seen: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is an object of Cloud Storage."""
+        return self.path.startswith("gs://")
 
     def open(self) -> pa.NativeFile:
-        """Opens the file for random access."""
+        """Opens the file for random access.
+
+        Raises:
+            UserError: it can't be opened, or is another one than it was when it was listed or opened before.
+        """
         try:
-            return self.filesystem.open_input_file(self.inner)
+            if self.remote and self.size <= _WHOLE_BYTES:
+                # One request. To open for random access takes two, and Arrow holds Python's lock for one of them.
+                with self.filesystem.open_input_stream(self.inner) as source:
+                    content = source.read()
+                self._same("size", self.size, len(content))
+                self._same("content", None, hashlib.blake2b(content).digest())
+                return pa.BufferReader(content)
+            stream = self.filesystem.open_input_file(self.inner)
+            if self.remote:  # all reads of this stream are of this generation, or fail
+                self._same("generation", None, stream.metadata().get("generation"))
+            self._same("size", self.size, stream.size())
+            return stream
         except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{self.path}: can't be opened: {error}") from error
+            raise self._failed(error) from error
+
+    def _same(self, what: str, listed: Any, found: Any) -> None:
+        if self._seen.setdefault(what, found if listed is None else listed) != found:
+            raise self._changed()
+
+    def _changed(self) -> UserError:
+        return UserError(f"{self.path}: changed during the run; start anew with --fresh when it is at rest")
+
+    def _failed(self, error: Exception) -> UserError:
+        if "generation" in self._seen and isinstance(error, FileNotFoundError):
+            return self._changed()
+        return UserError(f"{self.path}: can't be opened: {error}")
+
+    def check_unchanged(self) -> None:
+        """Looks at the file anew; call it where reading failed, which may be why.
+
+        Raises:
+            UserError: it is another file than the one that was listed, or gone.
+        """
+        try:
+            now = self.filesystem.get_file_info(self.inner)
+        except (OSError, pa.ArrowException):
+            return  # the store itself is out of reach: not the file's fault
+        if now.type != fs.FileType.File or now.size != self.size or now.mtime_ns != self.changed_at:
+            raise self._changed()
 
     def head(self, size: int) -> bytes:
         """Returns the first bytes of the file as they are stored."""
+        known = self._seen.get("head", b"")
+        if size > len(known) and len(known) < min(self.size, _HEAD_BYTES):
+            with self.open() as stream:
+                known = self._seen["head"] = bytes(stream.read(_HEAD_BYTES))
+        if size <= len(known) or len(known) == self.size:
+            return known[:size]
         with self.open() as stream:
             return bytes(stream.read(size))
 
-    @functools.cached_property
+    @property
     def compression(self) -> str | None:
         """Returns how the whole file is compressed, by its first bytes and not its name; None if it isn't."""
         start = self.head(6)
@@ -190,12 +248,20 @@ def _filesystem(source: str) -> tuple[fs.FileSystem, str, str]:
     if scheme != "gs":
         raise UserError(f"data source {source!r}: unknown scheme {scheme!r}; expected a local path or gs://")
     bucket, _, inner = rest.partition("/")
-    try:  # options such as gs://anonymous@bucket?endpoint_override=... are for tests against a local server
-        path_part, _, query = inner.partition("?")
-        filesystem, name = fs.FileSystem.from_uri(f"gs://{bucket}/?{query}" if query else f"gs://{bucket}")
+    try:
+        filesystem = _cloud_storage(os.environ.get(_EMULATOR, "").strip())
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UserError(f"data source {source!r}: can't reach the bucket: {error}") from error
-    return filesystem, f"{name.rstrip('/')}/{path_part}".rstrip("/"), "gs://"
+    return filesystem, f"{bucket}/{inner}".rstrip("/"), "gs://"
+
+
+@functools.lru_cache(maxsize=4)
+def _cloud_storage(emulator: str) -> fs.FileSystem:
+    """Returns Arrow's file system for gs://; it waits out 429 and 5xx by itself, for 15 minutes."""
+    if not emulator:
+        return fs.GcsFileSystem()
+    scheme, _, host = emulator.rpartition("://")
+    return fs.GcsFileSystem(anonymous=True, scheme=scheme or "http", endpoint_override=host.rstrip("/"))
 
 
 def _hidden(path: str) -> bool:
@@ -276,7 +342,10 @@ def _list_one(source: str) -> list[DataFile]:
     listed = []
     for path in sorted(files):
         shown = path[2:] if path.startswith("./") else path
-        listed.append(DataFile(prefix + shown, files[path].size or 0, _partitions(shown), path, filesystem))
+        info = files[path]
+        listed.append(
+            DataFile(prefix + shown, info.size or 0, _partitions(shown), path, filesystem, info.mtime_ns)
+        )
     return listed
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -67,6 +69,11 @@ class FileSource:
     def identities(self) -> set[str]:
         """Returns the paths of the files."""
         return {file.path for file in self._files.files}
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the names, sizes and, where a store keeps them, times of the files."""
+        about = [[one.path, one.size, one.changed_at if one.remote else None] for one in self._files.files]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
 
     @property
     def schema(self) -> pa.Schema:
@@ -269,7 +276,7 @@ class FileSource:
             raise UserError(f"{file.path}: has no columns")
         parts = [unit.part] if unit.part.label else reader.parts()
         for part in parts:
-            for batch, rows in reader.read(part, some, bad):
+            for batch, rows in _unchanged(file, reader.read(part, some, bad)):
                 arrays = []
                 for name in need:
                     if name in folders:
@@ -358,6 +365,15 @@ class FileSource:
             return ""
         here, there = self._files.columns(unit.file).get(name), self._files.columns(0).get(name)
         return f" ({self._files.files[0].path} holds {there})" if there is not None and there != here else ""
+
+
+def _unchanged(file: DataFile, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yields batches of a file; where reading them fails because the file changed, the error says so."""
+    try:
+        yield from batches
+    except UserError:
+        file.check_unchanged()
+        raise
 
 
 def _constant(value: str | None, rows: int) -> pa.Array:

@@ -102,6 +102,10 @@ class Source(Protocol):
         """Returns the rows given and dropped so far; whole after one full pass."""
         ...
 
+    def fingerprint(self) -> str:
+        """Returns a hash that differs where the store holds other rows, as far as that shows without reading."""
+        ...
+
 
 @dataclass(frozen=True)
 class Wanted:
