@@ -144,7 +144,7 @@ def _train(
 
         # 1. Data: open the splits, learn the statistics from train alone, fill the caches.
         with clock.phase("features"):
-            splits = open_splits(config, memory=paths.file("bigquery.json") if folder else None)
+            splits = open_splits(config, memory=paths.file("bigquery.json"))
             monitor, _ = callbacks.monitor_of(config, has_validation=splits.validation is not None)
             reporter = Reporter(config.training.objective or monitor, me)
             features = _features(config, splits, folder, peers)
