@@ -11,7 +11,9 @@ import csv
 import io
 import logging
 import math
-from collections.abc import Iterable, Sequence
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,6 +23,7 @@ from trainer import metrics, storage
 from trainer.config import Config
 from trainer.errors import UserError, nearest
 from trainer.reporting import Reporter
+from trainer.tuning import stopping
 
 log = logging.getLogger("trainer")
 
@@ -266,6 +269,57 @@ class Objective(keras.callbacks.Callback):
         self._reported = [(figures, step) for figures, step in state["reported"]]
         for figures, step in self._reported:
             self._reporter.report(figures, step)
+
+
+class StopBadTrial(keras.callbacks.Callback):
+    """Stops a trial that does worse than the median of the completed ones, as the study's file tells.
+
+    The study writes that file and names it in TRAINER_STUDY_CURVES; see `trainer.tuning.stopping`. The run
+    goes on as after early stopping: its best epoch is evaluated and exported, and its value counts.
+    """
+
+    def __init__(self, curves: str) -> None:
+        super().__init__()
+        self._path = curves
+        self._own: list[list[float]] = []
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Starts an empty curve."""
+        self._own = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Holds the epoch against the completed trials."""
+        study = storage.read_json(self._path)
+        if not study:
+            return
+        by_time = study["by_time"]
+        point = time.time() - study["started"] if by_time else int(self.model.optimizer.iterations.numpy())
+        self._own.append([float(point), _value(logs, study["metric"])])
+        own = [(point, value) for point, value in self._own]
+        verdict = stopping.median_rule(own, study["curves"], study["goal"])
+        if not verdict.stop or epoch + 1 >= self.params.get("epochs", 0):
+            return
+        log.info(
+            "stopping early: %s is worse than the median (%.6g) of %d completed trials",
+            *(study["metric"], verdict.median, verdict.trials),
+        )
+        mark = {"epoch": epoch + 1, "value": self._own[-1][1], "median": verdict.median}
+        storage.write_json(f"{self._path.rpartition('/')[0]}/{stopping.STOPPED}", mark)
+        self.model.stop_training = True
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the curve so far."""
+        return {"own": self._own}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from `get_state`."""
+        self._own = [list(point) for point in state["own"]]
+
+
+def of_study(environ: Mapping[str, str] = os.environ) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that a local study asks of its trials."""
+    curves = environ.get(stopping.CURVES, "")
+    return [StopBadTrial(curves)] if curves else []
 
 
 def _keyed(callbacks: Iterable[Any]) -> Sequence[tuple[str, Any]]:

@@ -335,6 +335,11 @@ class TrainingConfig(Section):
         min_length=1,
         description="Metric reported to a tuning study, named as the study names it; default: monitor.",
     )
+    objective_last: Literal["final", "best", "last"] = Field(
+        "final",
+        description="Last value reported to a study: final (the exported model's, measured anew), best (of "
+        "the epochs) or last (the last epoch's).",
+    )
     early_stopping: EarlyStoppingConfig = Field(
         default_factory=EarlyStoppingConfig, description="When to stop before the last epoch."
     )

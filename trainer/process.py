@@ -1,4 +1,4 @@
-"""What can only be set before TensorFlow is imported: native logs and the allocator. Adopters: leave."""
+"""What is set at the start of a process: native logs, the allocator, whom it outlives. Adopters: leave."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import select
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -16,6 +17,8 @@ _NOISE = re.compile(
     rb"^(I\d{4} |\d{4}-\d\d-\d\d \S+ I |To enable the following"
     rb"|WARNING: All log messages before absl::InitializeLog)"
 )
+
+PARENT = "TRAINER_PARENT"  # variable with the process that this one must not outlive
 
 
 def prepare(environ: MutableMapping[str, str] = os.environ, debug: bool = False) -> None:
@@ -30,7 +33,25 @@ def prepare(environ: MutableMapping[str, str] = os.environ, debug: bool = False)
         # a real failure raises an exception as well.
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    end_with_parent(environ)
     tune_allocator(environ)
+
+
+def end_with_parent(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Asks the kernel for a SIGTERM when the process named in TRAINER_PARENT ends, however it ends.
+
+    A study that is killed can't tell its trials: they would train on unseen, beside those that the next start
+    of the study runs again. Only Linux can do so; elsewhere the next start finds and ends them.
+    """
+    parent = environ.pop(PARENT, "")  # not for the children of this process
+    if not parent.isdigit() or sys.platform != "linux":
+        return
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):  # another C library
+        return
+    if os.getppid() != int(parent):  # it ended before we asked
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def tune_allocator(environ: Mapping[str, str] = os.environ) -> bool:

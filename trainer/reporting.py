@@ -2,7 +2,9 @@
 
 The study reads one metric, by the exact name that its spec gives (`metricId`). It is reported once an
 epoch, and once more at the end with the exported model's value, so that a study that takes the last
-measurement and one that takes the best of them judge the model that it gets.
+measurement and one that takes the best of them judge the model that it gets; `training.objective_last` asks
+for another last value. A trial that has reported nothing fails: the study would show it green, without a
+value.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any, Protocol
 
+from trainer import metric_names
+from trainer.config import Config
 from trainer.environment import Service
 from trainer.errors import TrainingError, UserError, nearest
 
@@ -24,6 +28,7 @@ log = logging.getLogger("trainer.reporting")
 RESERVED = ("timestamp", "trial", "global_step", "checkpoint_path")  # fields that stand beside the metric
 DEFAULT_FILE = "/tmp/hypertune/output.metrics"
 KEPT_LINES = 100  # the service refuses more
+TAG = "CLOUD_ML_HP_METRIC_TAG"  # some tools name the metric here
 
 
 class _Writer(Protocol):
@@ -87,26 +92,36 @@ class Reporter:
     laptop too.
     """
 
-    def __init__(self, tag: str, service: Service, environ: MutableMapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        tag: str,
+        service: Service,
+        environ: MutableMapping[str, str] = os.environ,
+        *,
+        known: Collection[str] = (),
+        mode: str = "max",
+    ) -> None:
         """Makes one, before training.
 
         Args:
             tag: the metric's name, as the study's spec gives it.
             service: who this process is; only a trial's chief writes.
-            environ: environment; the trial's id is put into it for cloudml-hypertune.
+            environ: environment; the trial's id is put into it for cloudml-hypertune. With
+                CLOUD_ML_HP_METRIC_TAG in it, that metric is reported too.
+            known: names of the figures that the run will have; empty checks nothing.
+            mode: "max" or "min": which of the reported values is the best.
 
         Raises:
-            UserError: a name that can't be reported, or a metric file that can't be written.
+            UserError: a name that can't be reported or that the run doesn't produce, or a metric file that
+                can't be written.
         """
-        if not tag or any(letter.isspace() for letter in tag):
-            raise UserError(f"training.objective: got {tag!r}, expected a metric's name without blanks")
-        if tag in RESERVED:
-            raise UserError(
-                f"training.objective: {tag!r} is a field of the study's own and would be lost; "
-                f"the others are {', '.join(name for name in RESERVED if name != tag)}"
-            )
-        self._tag = tag
+        self.tag = tag
+        self._tags = list(dict.fromkeys([tag, *filter(None, [environ.get(TAG, "").strip()])]))
+        self._mode = mode
+        self.reported: list[tuple[int, float]] = []
         self._target: _Writer | None = None
+        for name, origin in zip(self._tags, ("training.objective", TAG), strict=False):
+            _check_name(name, origin, known)
         if service.trial_id is not None and service.is_chief:
             environ["CLOUD_ML_TRIAL_ID"] = service.trial_id  # it may come from CLUSTER_SPEC alone
             try:
@@ -131,19 +146,93 @@ class Reporter:
             TrainingError: it is not finite; nothing is reported then, and a trial that ends with an error
                 is infeasible to the study.
         """
-        if self._tag not in logs:
+        values = {tag: self._value(tag, logs, step) for tag in self._tags}
+        for tag, value in values.items():
+            if self._target is not None:
+                self._target.report_hyperparameter_tuning_metric(
+                    hyperparameter_metric_tag=tag, metric_value=value, global_step=step
+                )
+                log.debug("reported %s=%s at step %d", tag, value, step)
+        self.reported.append((step, values[self.tag]))
+        return values[self.tag]
+
+    def _value(self, tag: str, logs: Mapping[str, Any], step: int) -> float:
+        if tag not in logs:
             raise UserError(
-                f"objective {self._tag!r} is not among the figures [{', '.join(sorted(logs))}]"
-                f"{nearest(self._tag, logs)}"
+                f"objective {tag!r} is not among the figures [{', '.join(sorted(logs))}]{nearest(tag, logs)}"
             )
-        value = float(logs[self._tag])
+        value = float(logs[tag])
         if not math.isfinite(value):
-            raise TrainingError(
-                f"objective {self._tag!r} is {value} at step {step}: this trial has no result"
-            )
-        if self._target is not None:
-            self._target.report_hyperparameter_tuning_metric(
-                hyperparameter_metric_tag=self._tag, metric_value=value, global_step=step
-            )
-            log.debug("reported %s=%s at step %d", self._tag, value, step)
+            raise TrainingError(f"objective {tag!r} is {value} at step {step}: this trial has no result")
         return value
+
+    def close(self, logs: Mapping[str, Any] | None, step: int, last: str = "final") -> None:
+        """Reports what a study that takes the last measurement is to see, at the end of the run.
+
+        Args:
+            logs: figures of the exported model; None without a validation split.
+            step: optimizer steps done.
+            last: "final" reports the exported model's value, "best" the best of the epochs once more, "last"
+                nothing, so that the last epoch's stays the last.
+
+        Raises:
+            TrainingError: a trial that has reported nothing at all, or a value that is not finite.
+        """
+        if last == "final" and logs is not None:
+            self.report(logs, step)
+        elif last == "best" and self.reported:
+            best = (max if self._mode == "max" else min)(value for _, value in self.reported)
+            self.report({**(logs or {}), self.tag: best}, step)
+        if self._target is not None and not self.reported:
+            raise TrainingError(f"the trial ends without having reported its objective {self.tag!r}")
+
+
+def _check_name(tag: str, origin: str, known: Collection[str]) -> None:
+    if not tag or any(letter.isspace() for letter in tag):
+        raise UserError(f"{origin}: got {tag!r}, expected a metric's name without blanks")
+    if tag in RESERVED:
+        raise UserError(
+            f"{origin}: {tag!r} is a field of the study's own and would be lost; "
+            f"the others are {', '.join(name for name in RESERVED if name != tag)}"
+        )
+    if known and tag not in known:
+        raise UserError(
+            f"{origin}: this run has no figure {tag!r}{nearest(tag, known)}; it has {', '.join(known)}"
+        )
+
+
+def of_run(config: Config, monitor: str, me: Service, *, has_validation: bool = True) -> Reporter:
+    """Returns the reporter of a run, once the objective is found among the figures that it will have.
+
+    Args:
+        config: the run's config; `training.objective`, else CLOUD_ML_HP_METRIC_TAG, else the monitor.
+        monitor: what the run monitors.
+        me: who this process is.
+        has_validation: whether there is a validation split, without which there are no val_ figures.
+
+    Raises:
+        UserError: as `Reporter`.
+    """
+    known = metric_names.reported(config.task, len(config.label.classes) or 4)
+    if not has_validation:
+        known = tuple(name for name in known if not name.startswith("val_"))
+    tag = config.training.objective or os.environ.get(TAG, "").strip() or monitor
+    mode = config.training.monitor_mode
+    if mode == "auto":
+        mode = "min" if metric_names.direction(tag) == "min" else "max"
+    if tag == config.training.monitor and metric_names.direction(tag) is None:
+        known = (*known, tag)  # the adopter's own, with a mode that the config gives
+    return Reporter(tag, me, known=known, mode=mode)
+
+
+def report_again(told: Mapping[str, Any] | None, me: Service) -> None:
+    """Reports what a finished trial had measured: on the machine of its restart the file is empty.
+
+    Args:
+        told: content of objective.json, or None.
+        me: who this process is.
+    """
+    if me.trial_id is not None and told:
+        reporter = Reporter(told["metric"], me)
+        for step, value in told["reported"]:
+            reporter.report({told["metric"]: value}, step)

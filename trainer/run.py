@@ -20,6 +20,7 @@ from trainer import (
     outputs,
     parity,
     rendezvous,
+    reporting,
     results,
     storage,
 )
@@ -95,6 +96,7 @@ def _lead(config: Config, fresh: bool, me: environment.Service, peers: Peers) ->
     if finished:
         log.info("%s: this run is finished; --fresh starts it over", paths.output)
         metrics = folder.read_json("metrics.json")
+        reporting.report_again(folder.read_json("objective.json"), environment.service())
         results.show(config, metrics)
         return metrics  # type: ignore[no-any-return]
     environment.check_paths(paths)
@@ -146,7 +148,7 @@ def _train(
         with clock.phase("features"):
             splits = open_splits(config, memory=paths.file("bigquery.json"))
             monitor, _ = callbacks.monitor_of(config, has_validation=splits.validation is not None)
-            reporter = Reporter(config.training.objective or monitor, me)
+            reporter = reporting.of_run(config, monitor, me, has_validation=splits.validation is not None)
             features = _features(config, splits, folder, peers)
             export.signatures.signature_inputs(features, config)  # names that can't be served, said now
         with clock.phase("encode"):
@@ -220,9 +222,12 @@ def _train(
             )
 
         # The study judges the trial by the model that it gets: the last report is of that one.
+        final: dict[str, float] | None = None
         if "validation" in figures:
             final = {f"val_{name}": value for name, value in figures["validation"].items()}
-            reporter.report({**final, "loss": figures["train"]["loss"]}, state.step)
+            final["loss"] = figures["train"]["loss"]
+        reporter.close(final, state.step, config.training.objective_last)
+        folder.write_json("objective.json", {"metric": reporter.tag, "reported": reporter.reported})
 
         # 6. Export, and prove that the export predicts what training predicts, before anyone can see it.
         build = lambda other: tabular.build(  # noqa: E731
@@ -393,7 +398,7 @@ def _fit(
     progress = loop.progress or logs.NoProgress()
     progress.start(total, step=state.step, epochs=config.training.epochs)
     try:
-        hooks = [*standard, callbacks.Objective(reporter)]
+        hooks = [*standard, callbacks.Objective(reporter), *callbacks.of_study()]
         return loop.fit(pipelines["train"], validation, hooks, checkpoints, state)
     finally:
         progress.close()

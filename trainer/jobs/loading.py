@@ -251,7 +251,7 @@ def _study(value: Value) -> Study:
             (item.of("metricId", default=""), item.of("goal", default=""), item)
             for item in _items(spec.get("metrics"))
         ),
-        parameters=tuple(_parameter(item) for item in _items(spec.get("parameters"))),
+        parameters=tuple(parameter(item) for item in _items(spec.get("parameters"))),
         algorithm=spec.of("algorithm", default="").replace("ALGORITHM_UNSPECIFIED", ""),
         max_trials=value.of("maxTrialCount"),
         parallel_trials=value.of("parallelTrialCount"),
@@ -260,7 +260,8 @@ def _study(value: Value) -> Study:
     )
 
 
-def _parameter(value: Value) -> Parameter:
+def parameter(value: Value) -> Parameter:
+    """Returns the hyperparameter that a ParameterSpec describes, with those that depend on it."""
     kind = next(
         (name for name in ("double", "integer", "discrete", "categorical") if value.get(f"{name}ValueSpec")),
         "",
@@ -275,7 +276,7 @@ def _parameter(value: Value) -> Parameter:
         values=tuple(value.of(spec, "values", default=())),
         scale=value.of("scaleType", default="").replace("SCALE_TYPE_UNSPECIFIED", ""),
         children=tuple(
-            _parameter(child)
+            parameter(child)
             for item in _items(value.get("conditionalParameterSpecs"))
             if (child := item.get("parameterSpec")) is not None
         ),
