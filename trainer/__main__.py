@@ -30,9 +30,7 @@ VERBS = {
     "train": Verb("trainer.task", "train", "Train, evaluate, export and report, as a config file says."),
     "evaluate": Verb("trainer.evaluate", "main", "Evaluate an exported model on a split or other rows."),
     "predict": Verb("trainer.predict", "main", "Write an exported model's predictions for rows."),
-    "tune": Verb(
-        "trainer.tuning.command", "main", "Search hyperparameters on this machine, by a study file."
-    ),
+    "tune": Verb("trainer.tuning.command", "main", "Search hyperparameters here, by a study file."),
     "check": Verb("trainer.jobs.check", "main", "Find what is wrong with job files, offline."),
     "cost": Verb("trainer.jobs.cost", "main", "Estimate what a job or a study costs."),
     "local": Verb("trainer.jobs.local", "main", "Run a job file on this machine, a process a replica."),

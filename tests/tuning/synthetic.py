@@ -38,7 +38,9 @@ studySpec:
         scaleType: UNIT_LINEAR_SCALE
         doubleValueSpec: {minValue: 0.0, maxValue: 0.95}
   measurementSelectionType: BEST_MEASUREMENT
-trialJobSpec: {workerPoolSpecs: [{machineSpec: {machineType: n1-standard-4}, replicaCount: 1, containerSpec: {imageUri: trainer}}]}
+trialJobSpec:
+  workerPoolSpecs:
+  - {machineSpec: {machineType: n1-standard-4}, replicaCount: 1, containerSpec: {imageUri: trainer}}
 """
 
 

@@ -1,4 +1,4 @@
-"""What is good to know before a study starts: its cost in trials, and what parallelism costs. Adopters: leave."""
+"""What to know before a study starts: its cost in trials, what parallelism costs. Adopters: leave."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines(study: Study, epochs: int, points: int) -> list[str]:
         blind = sum(count < points for count in side)
         loss = f"{1 - mean / most:.0%} fewer than one at a time" if most else "nothing to know"
         found.append(
-            f"{parallel} at once: when a trial is chosen the search knows {mean:.1f} finished trials on average"
+            f"{parallel} at once: a trial is chosen by {mean:.1f} finished ones on average"
             + (f" ({loss})" if parallel > 1 else "")
             + f"; {blind} of {trials} are drawn at random, before it knows {points}"
         )
@@ -55,8 +55,8 @@ def lines(study: Study, epochs: int, points: int) -> list[str]:
         found.append(f"{parallel} at once cost nothing in quality: a {study.algorithm} search learns nothing")
     if not study.selection_given:
         found.append(
-            "measurementSelectionType is not set, which is LAST_MEASUREMENT in a file and BEST_MEASUREMENT in "
-            "the Python SDK: write it out, so that both mean the same trial"
+            "measurementSelectionType is not set, which is LAST_MEASUREMENT in a file (taken here) and "
+            "BEST_MEASUREMENT in the Python SDK: write it out, so that both mean the same"
         )
     return found
 

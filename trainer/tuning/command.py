@@ -138,8 +138,8 @@ def plan(
     config = spec.check_against(study, files, shared)
     if (config.training.objective or "") != study.metric:
         raise UserError(
-            f"--training.objective={config.training.objective}: the study's metricId is {study.metric}; give the "
-            "same name, or leave the flag out"
+            f"--training.objective={config.training.objective}: the study's metricId is {study.metric}; "
+            "give the same name, or leave the flag out"
         )
     folder = (config.output_dir or f"runs/{study.name}").rstrip("/")
     if storage.is_remote(folder):

@@ -1,7 +1,8 @@
 """keras-tuner's oracles, which choose the values of each trial, made for a study. Adopters: leave.
 
 What is added to them: values are rounded to be readable, a small space is not searched twice, the
-measurement that the study selects is the score, and the state is one file that is written whole (keras-tuner
+measurement that the study selects is the score, the model of the Bayesian search is asked in another way (see
+`Bayesian`), and the state is one file that is written whole (keras-tuner
 writes a file a trial and one of its own, and a kill between two of them tears a study).
 """
 
@@ -12,8 +13,12 @@ import warnings
 from typing import Any
 
 import keras_tuner
+import numpy as np
 from keras_tuner import oracles
+from scipy.stats import norm
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from trainer import storage
 from trainer.errors import UserError
@@ -22,6 +27,7 @@ from trainer.tuning.spec import Algorithm, Study
 
 STATE = "oracle.json"
 _NEVER = 10**9  # the limit of failed trials is the study's, not keras-tuner's
+_CANDIDATES = 1500  # points of the space that the model is asked about, before each trial
 _TRIES = 20  # values that were tried already are drawn again at most so many times
 
 
@@ -32,10 +38,7 @@ class _Ours:
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
         """Chooses the values of a trial."""
-        with warnings.catch_warnings():
-            # The Gaussian process says so whenever few trials can't tell a parameter's length scale.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            chosen: dict[str, Any] = super().populate_space(trial_id)  # type: ignore[misc]
+        chosen: dict[str, Any] = super().populate_space(trial_id)  # type: ignore[misc]
         if chosen.get("values"):
             own = {name: value for name, value in chosen["values"].items() if name.startswith("tuner/")}
             chosen["values"] = {**space.values_of(chosen["values"], self.study), **own}
@@ -83,21 +86,96 @@ class _Ours:
 
 
 class Bayesian(_Ours, oracles.BayesianOptimizationOracle):
-    """Gaussian process with an upper confidence bound."""
+    """keras-tuner's Gaussian process, with a length scale a parameter, asked for the expected improvement.
+
+    keras-tuner itself descends 50 times from random points by finite differences, which takes seconds a
+    trial, and rounds the end to a value that exists: with discrete parameters often one that was tried. Here
+    only points that exist and are new are looked at, a few thousand in one call of the model.
+    """
+
+    def _make_gpr(self) -> GaussianProcessRegressor:
+        sizes = np.ones(len(self._nonfixed_space()))
+        shape = ConstantKernel(1.0, (0.05, 20.0)) * Matern(sizes, (0.15, 8.0), nu=2.5)
+        noise = WhiteKernel(1e-3, (1e-6, 0.2))
+        return GaussianProcessRegressor(
+            shape + noise, alpha=1e-8, normalize_y=True, n_restarts_optimizer=2, random_state=self.seed
+        )
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
-        """Chooses the values of a trial, never the same twice.
+        """Chooses the values of a trial, never the same twice."""
+        done = [trial for trial in self.trials.values() if trial.status == "COMPLETED"]
+        if len(done) < self.num_initial_points or not self._nonfixed_space():
+            return self._draw()
+        with warnings.catch_warnings():
+            # Few trials can't tell the length scale of every parameter; it is said each time.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            best = self._model(done)
+        # Seeded by the number of trials, so that a study that was resumed chooses as one that ran through.
+        generator = np.random.default_rng([self.seed, len(self.trials)])
+        found = self._candidates(generator, done)
+        if not found:
+            return self._draw()
+        mean, deviation = self.gpr.predict(np.array([point for point, _ in found]), return_std=True)
+        gain = best - mean
+        scaled = gain / np.maximum(deviation, 1e-12)
+        expected = gain * norm.cdf(scaled) + deviation * norm.pdf(scaled)
+        return {"status": "RUNNING", "values": found[int(np.argmax(expected))][1]}
 
-        Once the Gaussian process is sure of the best of a discrete space, it would measure that for ever.
-        """
-        chosen = super().populate_space(trial_id)
+    def _draw(self) -> dict[str, Any]:
         for _ in range(_TRIES):
-            if not chosen.get("values") or not self._duplicate(chosen["values"]):
-                return chosen
-            chosen = self._random_populate_space()
-            if chosen.get("values"):
-                chosen["values"] = space.values_of(chosen["values"], self.study)
+            values = self._random_values()
+            if values is None:
+                break
+            values = space.values_of(values, self.study)
+            if not self._duplicate(values):
+                return {"status": "RUNNING", "values": values}
         return {"status": "STOPPED", "values": None}
+
+    def _model(self, done: list[Any]) -> float:
+        """Fits the process to what is known, and returns the best value, the lower the better.
+
+        Running trials are in it with a pessimistic guess, so that none beside them gets nearly the same
+        values; the guess needs a process that was fitted without them.
+        """
+        ongoing: dict[str, Any] = self.ongoing_trials
+        self.ongoing_trials: dict[str, Any] = {}
+        running = [trial for trial in self.trials.values() if trial.status == "RUNNING"]
+        for trial in running:
+            trial.status = "FAILED"  # keras-tuner leaves these out
+        try:
+            points, values = self._vectorize_trials()
+            self.gpr.fit(points, values)
+        finally:
+            self.ongoing_trials = ongoing
+            for trial in running:
+                trial.status = "RUNNING"
+        if ongoing:
+            points, with_guesses = self._vectorize_trials()
+            self.gpr.fit(points, with_guesses)
+        return float(np.min(values))
+
+    def _candidates(
+        self, generator: np.random.Generator, done: list[Any]
+    ) -> list[tuple[np.ndarray, dict[str, Any]]]:
+        """Returns (point, values) of new combinations: all over the space, and near the best trials."""
+        size = len(self._nonfixed_space())
+        points = generator.random((_CANDIDATES, size))
+        sign = -1 if self.objective.direction == "max" else 1
+        best = sorted(done, key=lambda trial: sign * trial.score)[:3]
+        near = np.repeat([self._point(t.hyperparameters.values) for t in best], _CANDIDATES // 6, axis=0)
+        moved = generator.random(near.shape) < 0.5
+        near = np.clip(near + moved * generator.normal(0, 0.12, near.shape), 0, 1 - 1e-9)
+        found: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
+        for point in np.concatenate([points, near]):
+            values = space.values_of(self._vector_to_values(point), self.study)
+            key = self._compute_values_hash(values)
+            if key not in found and key not in self._tried_so_far:
+                found[key] = (self._point(values), values)
+        return list(found.values())
+
+    def _point(self, values: dict[str, Any]) -> np.ndarray:
+        """Returns where values lie in the unit cube; what takes no part lies at its default."""
+        return np.array([hp.value_to_prob(values.get(hp.name, hp.default)) for hp in self._nonfixed_space()])
 
 
 class Random(_Ours, oracles.RandomSearchOracle):
@@ -162,7 +240,9 @@ def make(study: Study, *, seed: int, epochs: int = 1, algorithm: Algorithm | Non
         "objective": keras_tuner.Objective(study.metric, direction=study.goal),
         "hyperparameters": space.hyperparameters(study),
         "allow_new_entries": False,
-        "seed": seed or 1,  # keras-tuner takes 0 for none
+        # keras-tuner counts up from its seed, so neighbours would draw nearly the same trials, and takes 0
+        # for none.
+        "seed": seed * 7919 + 1,
         "max_consecutive_failed_trials": _NEVER,
     }
     chosen = algorithm or study.algorithm

@@ -58,7 +58,7 @@ class Dimension:
         return str(value) if self.kind == "categorical" else repr(float(value))
 
     def clean(self, value: Any) -> Any:
-        """Returns a value of the search as this kind's own type; a double keeps six digits, to be readable."""
+        """Returns a value of the search as this kind's own type; a double keeps six digits."""
         if self.kind == "integer":
             return int(value)
         if self.kind == "double":
@@ -380,7 +380,8 @@ class _Reader:
 
 
 def _seconds(text: Any) -> float:
-    return math.inf if text is None else shape.seconds(text)
+    found = None if text is None else shape.seconds(text)
+    return math.inf if found is None else found
 
 
 # --- against the run config -------------------------------------------------------------------------

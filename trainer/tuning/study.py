@@ -82,7 +82,7 @@ class Search:
         except BaseException:
             self._leave(trials.GRACE_SECONDS)
             raise
-        self.record.outcome = why or "there is nothing left to try"
+        self.record.outcome = why or self._ended() or "there is nothing left to try"
         self._save()
         log.info("the study has ended: %s", self.record.outcome)
         if not self.record.counted:
@@ -112,7 +112,8 @@ class Search:
         if limits.no_progress_trials and len(since) >= limits.no_progress_trials:
             return f"maxNumTrialsNoProgress: {len(since)} trials brought nothing better than trial {best.id}"
         if time.time() - best.ended >= limits.no_progress_seconds:
-            return f"maxDurationNoProgress: nothing better than trial {best.id} for {limits.no_progress_seconds:g} s"
+            waited = f"{limits.no_progress_seconds:g} s"
+            return f"maxDurationNoProgress: nothing better than trial {best.id} for {waited}"
         return ""
 
     def _seconds(self) -> float:

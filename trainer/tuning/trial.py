@@ -1,4 +1,4 @@
-"""One trial as a process of its own, with the arguments and variables that the service gives it. Adopters: leave."""
+"""One trial as a process, with the arguments and variables that the service gives it. Adopters: leave."""
 
 from __future__ import annotations
 
