@@ -37,8 +37,12 @@ class LostError(UserError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?` for the closest of `valid`, or an empty string when none is close."""
-    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=_ALIKE)
+    """Returns `; did you mean 'x'?` for the closest of `valid`, or "" when none is close; case tells nothing."""
+    valid = list(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=_ALIKE)
+    if not close:
+        small = {item.lower(): item for item in reversed(valid)}
+        close = [small[item] for item in difflib.get_close_matches(name.lower(), small, n=1, cutoff=_ALIKE)]
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
