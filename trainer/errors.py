@@ -37,7 +37,7 @@ class LostError(UserError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?` for the closest of `valid`, or "" when none is close; case tells nothing."""
+    """Returns `; did you mean 'x'?` for the closest of `valid` in any case, or "" when none is close."""
     valid = list(valid)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=_ALIKE)
     if not close:
