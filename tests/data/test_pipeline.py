@@ -100,12 +100,12 @@ def ids_of(batches: Any) -> np.ndarray:
         ids = part["categorical"][:, 0].astype(np.int64)
         valid = part["valid"] == 1
         assert np.isin(part["valid"], (0, 1)).all()
-        np.testing.assert_array_equal(part["categorical"][valid], np.stack([ids, ids + 1, ids * 2], 1)[valid])
-        np.testing.assert_array_equal(part["numeric"][valid], np.stack([ids + 0.25, -ids], 1)[valid])
-        np.testing.assert_array_equal(part["label"][valid], (ids % 2)[valid])
-        np.testing.assert_array_equal(part["weight"][valid], (ids % 4 + 1)[valid])
-        for name in ("numeric", "categorical", "label", "weight"):
-            assert not part[name][~valid].any()
+        np.testing.assert_array_equal(part["categorical"], np.stack([ids, ids + 1, ids * 2], 1))
+        np.testing.assert_array_equal(part["numeric"], np.stack([ids + 0.25, -ids], 1))
+        np.testing.assert_array_equal(part["label"], ids % 2)
+        np.testing.assert_array_equal(part["weight"], np.where(valid, ids % 4 + 1, 0))
+        if valid.any():  # padding repeats rows of its batch; a shard may hold padding alone
+            assert np.isin(ids[~valid], ids[valid]).all()
         found.append(np.where(valid, ids, -1))
     return np.concatenate(found)
 

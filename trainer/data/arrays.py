@@ -120,10 +120,9 @@ class Rows:
         """Returns arrays [rows / size, size, ...], as views."""
         return Rows(tuple(a.reshape(len(a) // size, size, *a.shape[1:]) for a in self.arrays))
 
-    def clear(self, place: tuple[Any, ...]) -> None:
-        """Sets rows to zero."""
-        for array in self.arrays:
-            array[place] = 0
+    def weigh_nothing(self, place: tuple[Any, ...]) -> None:
+        """Sets the weight of rows to zero."""
+        self.arrays[NAMES.index("weight")][place] = 0
 
     def as_dict(self) -> dict[str, np.ndarray]:
         """Returns the arrays by name."""

@@ -82,7 +82,7 @@ class Chunk:
     """Some batches.
 
     Attributes:
-        rows: arrays [batches, shard_rows, ...]; padding is zero.
+        rows: arrays [batches, shard_rows, ...]; padding repeats rows of its batch, with weight 0.
         position: number of the first batch's first row in the epoch.
     """
 
@@ -223,7 +223,10 @@ class Epochs:
             yield Chunk(self._own(rows, wanted, first, last), position + first)
 
     def _own(self, rows: Rows, wanted: np.ndarray | None, first: int, last: int) -> Rows:
-        """Returns this shard's part of rows first..last as whole batches, padded with zeros.
+        """Returns this shard's part of rows first..last as whole batches, padded.
+
+        Padding repeats the rows of its batch, with weight 0: batch normalisation, which knows no weights, sees
+        the rows of the batch and nothing that no row holds.
 
         Args:
             rows: what the order is about.
@@ -239,13 +242,15 @@ class Epochs:
         whole = last - first == batches * plan.batch_size
         if whole and wanted is None and plan.shard_count == 1:
             return rows[first:last].batches(plan.batch_size)
-        index = np.zeros((batches, plan.batch_size), np.int64)
-        index.reshape(-1)[: last - first] = np.arange(first, last) if wanted is None else wanted[first:last]
+        index = np.arange(first, last) if wanted is None else wanted[first:last]
+        rows_of_last = last - first - (batches - 1) * plan.batch_size
+        if not whole:
+            index = np.concatenate([index, np.resize(index[-rows_of_last:], plan.batch_size - rows_of_last)])
+        index = index.reshape(batches, plan.batch_size)
         low = plan.shard_index * plan.shard_rows
         found = rows.take(index[:, low : low + plan.shard_rows], self._layout)
         if not whole:
-            rows_of_last = last - first - (batches - 1) * plan.batch_size
-            found.clear((-1, slice(max(0, min(plan.shard_rows, rows_of_last - low)), None)))
+            found.weigh_nothing((-1, slice(max(0, min(plan.shard_rows, rows_of_last - low)), None)))
         return found
 
 

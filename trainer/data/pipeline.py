@@ -34,7 +34,7 @@ class Pipeline:
     Every batch is a dict of tensors with static shapes (B rows of this shard's part of the global batch):
     `numeric` float32 [B, N], `categorical` int32 [B, C], `label` (float32 or int32 [B], multilabel float32
     [B, K]; zeros where the source has none), `weight` float32 [B], `valid` float32 [B] (1: row, 0: padding).
-    The last batch of an epoch is padded with rows of zeros: weight 0, id 0, valid 0.
+    The last batch of an epoch is padded with rows of its own: weight 0, valid 0.
 
     The order of a training epoch depends on `seed`, the number of the epoch, `shuffle_rows`, `batch_size`
     and the kind of cache alone (without a cache, also on `chunk_rows` and `reader_threads`): a run that
