@@ -71,15 +71,28 @@ def scale(values: np.ndarray, item: Fitted) -> np.ndarray:
         values: float32 [rows] or [rows, places]; NaN and infinities become the imputed value.
         item: The fitted feature.
     """
-    values = np.where(np.isfinite(values), values, np.array(item.impute, np.float32))
+    finite = np.isfinite(values)
+    if not finite.all():
+        values = np.where(finite, values, np.array(item.impute, np.float32))
     return _scaled(values.astype(np.float64), item)
 
 
 def _scaled(values: np.ndarray, item: Fitted) -> np.ndarray:
+    """Returns float64 `values` (which are overwritten) scaled, as float32."""
     if isinstance(item.config, NumericFeature) and item.config.normalize == "log":
         values = log1p(values)
-    values = (values - np.array(item.shift)) * np.array(item.factor)
-    return np.clip(values, -FLOAT_MAX, FLOAT_MAX).astype(np.float32)
+    values -= np.array(item.shift)
+    values *= np.array(item.factor)
+    return np.clip(values, -FLOAT_MAX, FLOAT_MAX, out=values).astype(np.float32)
+
+
+def _columns(count: int, rows: int, dtype: type) -> np.ndarray:
+    """Returns an array [count, rows] to be filled by row and read by column.
+
+    Its rows lie a little apart: at a distance of a power of 2, all values of a column would fall into the
+    same few lines of the processor's cache.
+    """
+    return np.empty((count, rows + 16), dtype)[:, :rows]
 
 
 class _TextIds:
@@ -155,8 +168,8 @@ class Encoder:
         """
         layout = self.features.layout
         # One row of memory per column while they are filled, turned into one row per example at the end.
-        numeric = np.empty((len(layout.numeric), batch.num_rows), np.float32)
-        categorical = np.empty((layout.categorical, batch.num_rows), np.int32)
+        numeric = _columns(len(layout.numeric), batch.num_rows, np.float32)
+        categorical = _columns(layout.categorical, batch.num_rows, np.int32)
         for item in self.features.fitted:
             self._encode(item, batch, numeric, categorical)
         return Blocks(

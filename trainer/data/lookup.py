@@ -14,8 +14,16 @@ _KEEP = np.array(
     [(1 << 8 * size) - 1 for size in range(8)] + [2**64 - 1], _U64
 )  # first `size` bytes of a word
 _SPREAD = _U64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
-_MIX = _U64(0xD6E8FEB86659FD93)  # odd, so that a multiplication loses nothing
+_ODD = _U64(0xD6E8FEB86659FD93)  # odd, so that a multiplication loses nothing
 _SHIFT = _U64(32)
+
+
+def _mix(hashes: np.ndarray) -> np.ndarray:
+    """Mixes uint64 numbers in place, in a way that can be undone, and returns them."""
+    for _ in range(2):
+        hashes *= _ODD
+        hashes ^= hashes >> _SHIFT
+    return hashes
 
 
 def fingerprints(texts: pa.Array) -> np.ndarray:
@@ -30,18 +38,24 @@ def fingerprints(texts: pa.Array) -> np.ndarray:
     _, ends, body = texts.buffers()
     offsets = np.frombuffer(ends, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(body if body is not None else b"", np.uint8)[offsets[0] : offsets[-1]]
+    left = np.diff(offsets)
+    longest = int(left.max())
+    hashes = (left.astype(_U64) + _U64(1)) * _SPREAD
+    if longest == left.min():  # dates, codes and ids: all of one length, so words need no cutting out
+        padded = np.zeros((len(left), -(-longest // 8) * 8), np.uint8)
+        padded[:, :longest] = data.reshape(len(left), longest)
+        for word in padded.view("<u8").T:
+            hashes ^= word
+            _mix(hashes)
+        hashes[hashes == 0] = 1
+        return hashes
     data = np.concatenate([data, np.zeros(8, np.uint8)])  # so that a word may begin at the last byte
     words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))  # the word that begins at each byte
     at = (offsets[:-1] - offsets[0]).astype(np.int64)
-    left = np.diff(offsets)
-    hashes = (left.astype(_U64) + _U64(1)) * _SPREAD
     which: np.ndarray | slice = slice(None)
     while True:
         mixed = hashes[which] ^ (words[at] & _KEEP[np.minimum(left, 8)])
-        for _ in range(2):
-            mixed *= _MIX
-            mixed ^= mixed >> _SHIFT
-        hashes[which] = mixed
+        hashes[which] = _mix(mixed)
         more = np.flatnonzero(left > 8)
         if not len(more):
             break
@@ -83,8 +97,13 @@ class Vocabulary:
     def __call__(self, texts: pa.Array) -> np.ndarray:
         """Returns int32 [texts]: places in the list, -1 for texts that are not in it."""
         hashes = fingerprints(texts)
-        found = np.full(len(hashes), -1, np.int32)
-        which, at = np.arange(len(hashes)), self._home(hashes)
+        at = self._home(hashes)
+        cell = self._hashes[at]
+        found = self._places[at]  # right for most: the table is at most half full
+        missed = np.flatnonzero(cell != hashes)
+        found[missed] = -1
+        which = missed[cell[missed] != 0]
+        at = (at[which] + 1) & self._last
         while len(which):
             cell = self._hashes[at]
             hit = cell == hashes[which]

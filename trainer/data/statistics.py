@@ -116,6 +116,9 @@ class Words:
 
 def absent_texts(texts: pa.Array) -> np.ndarray:
     """Returns bool [texts]: which are null or ""."""
+    if pa.types.is_string(texts.type) and not texts.null_count and len(texts):
+        ends = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+        return ends[1:] == ends[:-1]
     return pc.fill_null(pc.equal(pc.binary_length(texts), 0), True).to_numpy(zero_copy_only=False)
 
 
