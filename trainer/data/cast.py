@@ -354,6 +354,8 @@ def _unmarked(done: Converted, missing: frozenset[str]) -> Converted:
 
 def _to_text(array: pa.Array) -> Converted:
     if _is_text(array.type):
+        if pa.types.is_binary(array.type):  # whether it is text is asked once for each distinct value
+            return _text_dictionary(array.dictionary_encode())
         array, bad = _utf8(array)
         return Converted(array.dictionary_encode(), bad)
     if pa.types.is_nested(array.type):
