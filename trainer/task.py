@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Sequence
 
-from trainer import environment, flags, logs, process
+from trainer import dataset, environment, flags, logs, process
 from trainer.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 
 log = logging.getLogger("trainer")
@@ -22,6 +23,7 @@ EXIT_PIPE = 141  # whoever read the output has gone, as in `... | head -1`
 def train(argv: Sequence[str]) -> int:
     """Trains as the command line says, and returns the exit code."""
     arguments = flags.parse(argv)
+    arguments = dataclasses.replace(arguments, config=dataset.apply(arguments.config))
     if arguments.print_config:
         from trainer import outputs
 
