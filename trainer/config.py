@@ -6,7 +6,7 @@ put together. This module is plain pydantic and imports no TensorFlow.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -16,6 +16,7 @@ def _one_is_a_list(value: object) -> object:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_one_is_a_list)]  # a bare text is a list of one
+QUERY_SOURCE = "bigquery://query"  # the result of data.query
 Task = Literal["binary", "multiclass", "regression", "multilabel"]
 
 
@@ -77,7 +78,13 @@ class DataConfig(Section):
     source: Texts = Field(
         ...,
         min_length=1,
-        description="Files, folders or globs (local or gs://), or bigquery://project.dataset.table.",
+        description="Files, folders or globs (local or gs://), or bigquery://project.dataset.table; "
+        "bigquery://query is the result of data.query, and what stands here where that is given alone.",
+    )
+    query: str | None = Field(
+        None,
+        min_length=1,
+        description="BigQuery: SELECT statement whose result is read; it is run once, when the run starts.",
     )
     format: Literal["auto", "parquet", "csv", "jsonl", "avro", "arrow", "tfrecord"] = Field(
         "auto", description="File format; auto goes by the file name."
@@ -133,6 +140,24 @@ class DataConfig(Section):
     retry_seconds: float = Field(
         600.0, gt=0, description="BigQuery: give up on a stream that gave no row for this long."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _query_is_a_source(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("query") and "source" not in values:
+            return {**values, "source": (QUERY_SOURCE,)}
+        return values
+
+    @model_validator(mode="after")
+    def _query_or_source(self) -> DataConfig:
+        if self.query is not None and self.source != (QUERY_SOURCE,):
+            raise ValueError(
+                f"data.query takes the place of data.source: leave one of the two out, or set source to "
+                f"{QUERY_SOURCE}"
+            )
+        if self.query is None and QUERY_SOURCE in self.source:
+            raise ValueError(f"source {QUERY_SOURCE} is the result of data.query, which is not given")
+        return self
 
 
 class LabelConfig(Section):

@@ -53,7 +53,7 @@ def apply(config: Config, environ: Mapping[str, str] = os.environ) -> Config:
         raise UserError(
             f"{URIS[2]}={test} is set, but {URIS[1]} is not: the split would be half the service's"
         )
-    changes: dict[str, object] = {"source": (train,)}
+    changes: dict[str, object] = {"source": (train,), "query": None}
     if kind and kind != "bigquery":
         changes["format"] = kind  # names of older exports have no ending
     elif _is_table(train):

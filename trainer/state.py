@@ -17,6 +17,7 @@ _MUST_MATCH = (
     "features",
     "model",
     "data.source",
+    "data.query",
     "data.split",
     "data.shuffle",
     "data.shuffle_rows",

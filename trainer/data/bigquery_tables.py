@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from trainer import environment
-from trainer.config import Config
-from trainer.data import bigquery_columns, nested
+from trainer.config import QUERY_SOURCE, Config
+from trainer.data import bigquery_columns, bigquery_query, nested
 from trainer.data.bigquery_client import Client, Table, billing_project, parse_table
 from trainer.data.bigquery_ledger import Ledger
 from trainer.data.bigquery_session import Request, Session, least_streams, snapshot
@@ -81,6 +81,14 @@ class Connection:
         self.patience = Patience(config.data.retry_seconds)
 
 
+def _table(source: str, connection: Connection) -> Table:
+    """Returns the table that a source names; the one of a query's result where it is that."""
+    data = connection.config.data
+    if source != QUERY_SOURCE or data.query is None:
+        return parse_table(source)
+    return bigquery_query.result_of(data.query, data.project, connection.ledger, connection.patience)
+
+
 class TableFiles:
     """The rows of tables, or those that a filter leaves, as one list of streams.
 
@@ -92,7 +100,7 @@ class TableFiles:
     texts = ("",)
 
     def __init__(self, sources: Sequence[str], asked: Wanted, connection: Connection) -> None:
-        self.tables = list(dict.fromkeys(parse_table(source) for source in sources))
+        self.tables = list(dict.fromkeys(_table(source, connection) for source in sources))
         self.asked = asked
         self.connection = connection
         data = connection.config.data
