@@ -1,7 +1,7 @@
 """The jobs of the BigQuery REST API, as far as a query needs them. Adopters: use it in your tests.
 
-SELECT * FROM `project.dataset.table` [WHERE condition] is all the SQL that it knows. Its results become tables
-of the local Storage server.
+SELECT * FROM `project.dataset.table` [WHERE condition] is all the SQL that it knows. Its results become
+tables of the local Storage server.
 """
 
 from __future__ import annotations
