@@ -88,7 +88,7 @@ REFUSALS = {
             "Machine type is not supported.",
         ),
         EXIT_USER_ERROR,
-        ("jobSpec.workerPoolSpecs[0].machineSpec.machineType: Machine type is not supported.",),
+        (" field: workerPoolSpecs[0].machineSpec.machineType: Machine type is not supported.",),
     ),
     "argument-bare": (
         Fault(Code.INVALID_ARGUMENT, "Unable to parse image URI."),

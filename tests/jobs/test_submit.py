@@ -148,7 +148,7 @@ def test_config_that_is_not_here_gets_no_hash(tmp_path: Path, caplog: pytest.Log
 def test_placeholders_are_refused_before_anything_is_sent() -> None:
     argv = ["configs/jobs/custom_job.yaml", "--project=p-local", "--endpoint=http://127.0.0.1:1"]
     with pytest.raises(
-        UserError, match=r"custom_job.yaml: jobSpec\..* and \d more still says .*my-"
+        UserError, match=r"custom_job.yaml: baseOutput.* \(and \d more\) still says .*my-"
     ) as caught:
         submit.main(argv)
     assert "\n" not in str(caught.value)

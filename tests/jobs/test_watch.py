@@ -69,7 +69,6 @@ def test_each_state_once_and_exit_code(caplog: pytest.LogCaptureFixture) -> None
     assert [record.getMessage().split()[0] for record in caplog.records] == [
         "PENDING",
         "RUNNING",
-        "SUCCEEDED",
         "SUCCEEDED:",
     ]
     assert "RUNNING 00:01:00" in caplog.text

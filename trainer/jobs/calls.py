@@ -6,6 +6,7 @@ A call is a gRPC method and its request as the API's own JSON: what `submit --dr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,11 +62,13 @@ class Call:
         kind: CustomJob, HyperparameterTuningJob or TrainingPipeline.
         target: where it goes.
         body: the job, as the API's JSON.
+        hidden: field of the body that the file leaves out: gcloud's form is what stands below jobSpec.
     """
 
     kind: str
     target: Target
     body: dict[str, Any]
+    hidden: str = ""
 
     @property
     def method(self) -> str:
@@ -94,6 +97,14 @@ class Call:
         found: dict[str, Any] = self.body.get(keys[self.kind], {})
         return found.get("trialJobSpec", found)
 
+    def own_path(self, path: str) -> str:
+        """Returns a field of the request (`custom_job.job_spec.x`) as the file has it (`jobSpec.x`, or `x`)."""
+        words = [re.sub(r"_([a-z])", lambda match: match[1].upper(), word) for word in path.split(".")]
+        for own in (self.field, self.hidden):
+            if len(words) > 1 and words[0] == own:
+                words = words[1:]
+        return ".".join(words)
+
     def as_json(self) -> dict[str, Any]:
         """Returns method, endpoint and request as plain values."""
         return {"method": self.method, "endpoint": self.target.host, "request": self.request}
@@ -119,7 +130,8 @@ def build(
     _label(body, labels or {}, job.file)
     if "modelToUpload" in body:
         _label(body["modelToUpload"], labels or {}, job.file)
-    return Call(job.kind, target, body)
+    hidden = "jobSpec" if job.gcloud and job.kind == CUSTOM_JOB else ""
+    return Call(job.kind, target, body, hidden)
 
 
 def _label(holder: dict[str, Any], labels: Mapping[str, str], file: str) -> None:

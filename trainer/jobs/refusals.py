@@ -113,19 +113,9 @@ def _argument(error: Any, said: str, call: Call) -> str:
     problems = []
     for request in _details(error, "BadRequest"):
         for violation in request.field_violations:
-            problems.append(f"{_field(violation.field, call)}: {violation.description}")
+            problems.append(f"{call.own_path(violation.field)}: {violation.description}")
     told = "; ".join(problems) or said
     return f"INVALID_ARGUMENT: the service refuses a field: {told}"
-
-
-def _field(path: str, call: Call) -> str:
-    """Turns a field of the request (`custom_job.job_spec.x`) into the job's own spelling (`jobSpec.x`)."""
-    words = [
-        re.sub(r"_([a-z])", lambda match: match[1].upper(), word)
-        for word in path.split(".")
-        if word != call.field
-    ]
-    return ".".join(word for word in words if word != call.field) or path
 
 
 def _credentials(error: Any, said: str, call: Call) -> str:

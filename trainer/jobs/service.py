@@ -154,8 +154,10 @@ class Service:
                     return found
                 if attempt == _TRIES:
                     raise
-                log.warning("%s; trying again", error)
-                pause(min(30.0, 2.0**attempt))
+                seconds = min(30.0, 2.0**attempt)
+                told = (error.code, self.call.target.host, seconds, attempt + 1, _TRIES)
+                log.warning("%s from %s: trying again in %.0f s (%d of %d)", *told)
+                pause(seconds)
         raise AssertionError("not reached")
 
     def _find(self) -> str | None:

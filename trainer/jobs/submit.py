@@ -211,10 +211,10 @@ def refuse_placeholders(call: Call, file: str) -> None:
     """Raises a UserError when a request still holds what the shipped files leave to be filled in."""
     places = sorted(set(_placeholders(call.request, "")))
     if places:
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         path, text = places[0]
         raise UserError(
-            f"{file}: {path.removeprefix(f'.{call.field}.').lstrip('.')}{more} still says {text!r}: put "
+            f"{file}: {call.own_path(path.lstrip('.'))}{more} still says {text!r}: put "
             "in your own project and bucket, in the file or by --set PATH=VALUE"
         )
 

@@ -88,12 +88,13 @@ def wait(
     try:
         while True:
             status = service.status(name)
-            logs = _print_logs(logs, status, line)
             now = clock()
-            if status.state != told or (not line.live and now - told_at >= _STILL_SECONDS):
+            still = not line.live and now - told_at >= _STILL_SECONDS
+            if (status.state != told or still) and not status.is_done:
                 line.clear()
                 log.info("%s", progress(status, now - began))
                 told, told_at = status.state, now
+            logs = _print_logs(logs, status, line)
             for replica, address in status.web_access.items():
                 if replica not in shells:
                     line.clear()
@@ -104,6 +105,8 @@ def wait(
             line.show(progress(status, now - began))
             pause(poll)
         line.clear()
+        if status.trials:
+            log.info("%s", progress(status, clock() - began))
         return _ended(status, call, name)
     except KeyboardInterrupt:
         line.clear()
