@@ -98,7 +98,7 @@ class Call:
         return found.get("trialJobSpec", found)
 
     def own_path(self, path: str) -> str:
-        """Returns a field of the request (`custom_job.job_spec.x`) as the file has it (`jobSpec.x` or `x`)."""
+        """Returns a field of the request, `custom_job.job_spec.x`, as the file has it: `jobSpec.x` or `x`."""
         words = [re.sub(r"_([a-z])", lambda match: match[1].upper(), word) for word in path.split(".")]
         for own in (self.field, self.hidden):
             if len(words) > 1 and words[0] == own:
