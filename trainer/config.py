@@ -134,6 +134,10 @@ class DataConfig(Section):
         min_length=1,
         description="BigQuery: moment (ISO 8601) as of which the table is read; default: start of the run.",
     )
+    reader: Literal["storage", "tensorflow-io"] = Field(
+        "storage",
+        description="BigQuery: what reads the rows; tensorflow-io is for TensorFlow 2.16 and 2.17 alone.",
+    )
     compression: Literal["lz4", "zstd", "none"] = Field(
         "lz4", description="BigQuery: how rows are compressed on their way."
     )

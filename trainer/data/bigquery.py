@@ -31,7 +31,7 @@ from trainer.data.bigquery_ledger import Ledger
 from trainer.data.bigquery_tables import Connection, RecutError, TableFiles
 from trainer.data.formats import Part
 from trainer.data.rows import FileSource, FileUnit, _UnitCounts
-from trainer.data.source import Unit, Wanted
+from trainer.data.source import SplitSource, Unit, Wanted
 from trainer.data.split import Splitter
 from trainer.errors import UserError
 
@@ -409,7 +409,7 @@ def _overlapping(totals: Sequence[int | None], first: int, last: int) -> Iterato
 
 def open_tables(
     sources: Sequence[str], config: Config, asked: Wanted, name: str, memory: str | None = None
-) -> BigQuerySource:
+) -> SplitSource:
     """Opens tables as rows without a split.
 
     Args:
@@ -422,5 +422,10 @@ def open_tables(
     Raises:
         UserError: a name that isn't one of a table.
     """
-    ledger = Ledger(memory, writes=environment.service().is_chief)
-    return BigQuerySource(name, TableFiles(sources, asked, Connection(config, ledger)))
+    connection = Connection(config, Ledger(memory, writes=environment.service().is_chief))
+    if config.data.reader == "tensorflow-io":
+        from trainer.data import tfio
+
+        tfio.load()  # whether it works here is known before anything is asked of the service
+        return tfio.TfioSource(name, tfio.TfioFiles(sources, asked, connection))  # type: ignore[arg-type]
+    return BigQuerySource(name, TableFiles(sources, asked, connection))

@@ -162,7 +162,7 @@ class TableFiles:
     def split(self, splitter: Splitter, code: int) -> TableFiles:
         """Returns the tables with a filter for one split; these themselves where the client has to split."""
         _ = self.types  # a missing feature column is named before a missing split column
-        made = TableFiles([str(table) for table in self.tables], self.asked, self.connection)
+        made = type(self)([str(table) for table in self.tables], self.asked, self.connection)
         made.__dict__["schemas"] = self.schemas  # what the cached property would ask for again
         made._by = splitter.column
         config = self.data.split
