@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from loop_parts import config, mirrored
 
 from trainer import checkpoints as module
 from trainer.checkpoints import Checkpoints, NotFiniteError
-from trainer.errors import UserError
+from trainer.errors import TrainingError, UserError
 from trainer.optimizer import Optimizer
 from trainer.state import RunState, settings
 
@@ -229,8 +230,26 @@ def test_what_fails_in_the_thread_is_raised(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = store(tmp_path / "file" / "below")
     found.save(RunState(step=1))
-    with pytest.raises(OSError, match="Not a directory"):
+    with pytest.raises(TrainingError, match="file/below/0000000001-0000 can't be written: Not a directory"):
         found.wait()
+
+
+def test_a_disk_that_fills_up_leaves_the_one_before(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    found = store(tmp_path, model, optimizer)
+    save_steps(found, model, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # the system refuses to write on
+    try:
+        with pytest.raises(TrainingError, match=r"can't be written: .*the ones before are whole"):
+            save_steps(found, model, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert store(tmp_path, model, optimizer).restore().step == 1
+    again = store(tmp_path, model, optimizer)
+    again.restore()
+    save_steps(again, model, 2)
+    assert store(tmp_path, model, optimizer).restore().step == 2
 
 
 def test_the_same_state_is_written_once(tmp_path: Path) -> None:

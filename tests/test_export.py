@@ -14,6 +14,7 @@ from tensorflow.core.framework import tensor_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
 from trainer import export, serving, signatures, storage
+from trainer import strategy as strategies
 from trainer.config import Config
 from trainer.errors import TrainingError, UserError
 from trainer.serving import Served
@@ -316,7 +317,7 @@ def test_distributed_variables_become_plain_ones():
     from trainer.models import tabular
 
     one = rig("binary")
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = strategies.mirrored(("CPU:0", "CPU:1"))
     layout, outputs = one.features.layout, one.features.label.outputs
     with strategy.scope():
         mirrored = tabular.build(one.config, layout, outputs)

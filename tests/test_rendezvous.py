@@ -67,6 +67,7 @@ def dial(chief: Service, hello: dict[str, Any]) -> Line:
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[UserError]:
     """Processes that were ended from a thread, by the error they ended with."""
     told: list[UserError] = []
+    monkeypatch.setattr(rendezvous, "_LEAVE_SECONDS", 1.0)
     monkeypatch.setattr(rendezvous.Peers, "end_now", lambda self, error: told.append(error))
     return told
 
@@ -240,13 +241,14 @@ def test_silence_is_loss(ended: list[UserError]) -> None:
     settings = config(strategy__join_seconds=30, strategy__lost_seconds=1.2)
     me, other = services(2)
     waiting = start(me, settings, grace=0.2)
-    dial(me, rendezvous._hello(settings, other))  # it joins and says no more
+    silent = dial(me, rendezvous._hello(settings, other))  # it joins and says no more
     chief = waiting.result(60)
     with pytest.raises(
         LostError, match=r"worker 1 at \S+ is lost: no sign of life for \d s \(strategy.lost_seconds"
     ):
         chief.release()
     chief.failed(LostError("x"))
+    silent.close()
 
 
 def test_the_chief_waits_for_the_others_and_leaves_last() -> None:

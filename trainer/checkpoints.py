@@ -142,6 +142,19 @@ class Checkpoints:
     ) -> None:
         name = self._free_name(step, epoch)
         folder = f"{self.folder}/{name}"
+        try:
+            self._write_to(folder, step, epoch, names, values, content)
+        except (OSError, tf.errors.OpError) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise TrainingError(
+                f"the checkpoint {folder} can't be written: {reason}; the ones before are whole, and the "
+                "same command goes on from them"
+            ) from error
+        self._retain(best)
+
+    def _write_to(
+        self, folder: str, step: int, epoch: int, names: list[str], values: list[Any], content: str
+    ) -> None:
         storage.make_folder(folder)
         with tf.device("/CPU:0"):
             tf.raw_ops.SaveV2(
@@ -164,7 +177,6 @@ class Checkpoints:
             "files": {file: _measure(f"{folder}/{file}") for file in storage.listing(folder)},
         }
         storage.write_text(f"{folder}/{_MANIFEST}", json.dumps(manifest, indent=1))
-        self._retain(best)
 
     def _free_name(self, step: int, epoch: int) -> str:
         """A folder is written once: a broken one of the same step stays as it is until it is retired."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
+from trainer import strategy as strategies
 from trainer.data.pipeline import Pipeline
 from trainer.errors import UserError
 
@@ -413,7 +414,7 @@ def test_the_order_is_the_same_for_ever() -> None:
 def test_a_distributed_dataset_sees_every_row_once(tmp_path: Path) -> None:
     if len(tf.config.list_logical_devices("CPU")) < 2:
         pytest.skip("one logical CPU")
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = strategies.mirrored(("CPU:0", "CPU:1"))
     pipeline = make(tmp_path, "memory")
     ids = []
     for batch in strategy.experimental_distribute_dataset(pipeline.evaluation()):

@@ -1,0 +1,243 @@
+"""Whole runs of several workers by their command: the files of one process, and what if one dies."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_run import Small, clean_environment, wait_until
+
+pytestmark = pytest.mark.slow
+
+FAST = (
+    "--checkpoint.every_steps=7",
+    "--checkpoint.every_seconds=0",
+    "--training.steps_per_call=3",
+    "--report.importance_rows=0",
+    "--export.examples_signature=false",
+)
+LIMIT = 300
+
+
+class Job:
+    """The processes of one job on loopback."""
+
+    def __init__(
+        self,
+        small: Small,
+        output: str,
+        count: int,
+        *more: object,
+        without: Sequence[int] = (),
+        evaluator: bool = False,
+    ) -> None:
+        sockets = [socket.socket() for _ in range(count)]
+        for each in sockets:
+            each.bind(("localhost", 0))
+        hosts = [f"localhost:{each.getsockname()[1]}" for each in sockets]
+        for each in sockets:
+            each.close()
+        self.hosts = hosts
+        self.folder = small.folder / output
+        cluster = {"chief": hosts[:1], "worker": hosts[1:]}
+        tasks = [("chief", 0), *(("worker", index) for index in range(count - 1))]
+        if evaluator:
+            tasks.append(("evaluator", 0))
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+        for rank, (kind, index) in enumerate(tasks):
+            if rank in without:
+                continue
+            config = {"cluster": cluster, "task": {"type": kind, "index": index}}
+            self.processes[rank] = subprocess.Popen(
+                [sys.executable, "-m", "trainer.task", "--config", str(small.config),
+                 f"--output_dir={self.folder}", *FAST, *map(str, more)],
+                cwd=small.folder,
+                env={**clean_environment(), "TF_CONFIG": json.dumps(config)},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+
+    def ends(self, limit: float = LIMIT) -> tuple[list[int], list[str]]:
+        """Waits for all; returns exit codes and what each printed."""
+        try:
+            printed = [process.communicate(timeout=limit)[0] for process in self.processes.values()]
+        finally:
+            for process in self.processes.values():
+                process.kill()
+        return [process.returncode for process in self.processes.values()], printed
+
+    def until_step(self, least: int) -> None:
+        """Waits for a checkpoint of a step."""
+
+        def far_enough() -> bool:
+            done = (self.folder / "checkpoints").glob("*/manifest.json")
+            return any(int(path.parent.name[:10]) >= least for path in done)
+
+        try:
+            wait_until(far_enough, self.processes[0], LIMIT)
+        except BaseException:
+            self.ends(0.1)
+            raise
+
+    def status(self) -> dict[str, Any]:
+        return json.loads((self.folder / "status.json").read_text())  # type: ignore[no-any-return]
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    reader = tf.train.load_checkpoint(str(folder / "model" / "variables" / "variables"))
+    names = [name for name in reader.get_variable_to_shape_map() if "_CHECKPOINTABLE" not in name]
+    return {name: reader.get_tensor(name) for name in names}
+
+
+def close(folder: Path, other: Path, tolerance: float) -> None:
+    mine, theirs = weights(folder), weights(other)
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        if value.dtype.kind == "f":
+            np.testing.assert_allclose(value, theirs[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return Small(tmp_path_factory.mktemp("workers"), epochs=10)
+
+
+@pytest.fixture(scope="module")
+def alone(small: Small) -> Path:
+    """The run of one process."""
+    done = small.train("alone", *FAST, "--model.dropout=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return small.folder / "alone"
+
+
+@pytest.fixture(scope="module")
+def two(small: Small) -> Path:
+    """The unbroken run of two workers, with an evaluator beside them."""
+    job = Job(small, "two", 2, "--model.dropout=0", evaluator=True)
+    codes, printed = job.ends()
+    assert codes == [0, 0, 0], "\n".join(printed)
+    assert all("Traceback" not in text for text in printed)
+    assert "parity gate passed" in printed[0]
+    assert printed[1].count("\n") < 10, printed[1]  # the chief tells how it goes
+    return job.folder
+
+
+def test_two_workers_end_as_one_process(alone: Path, two: Path) -> None:
+    close(two, alone, 1e-5)
+    one, other = (json.loads((folder / "metrics.json").read_text()) for folder in (alone, two))
+    for split in ("train", "validation", "test"):
+        assert other[split]["loss"] == pytest.approx(one[split]["loss"], abs=1e-6)
+        assert other[split]["examples"] == one[split]["examples"]
+    assert other["steps"] == one["steps"]
+    files = [sorted(path.name for path in folder.iterdir()) for folder in (alone, two)]
+    assert [name for name in files[1] if name != "evaluator.csv"] == files[0], "the files of a run, once"
+    assert {path.name for path in (two / "logs").iterdir()} == {"train", "validation", "evaluator"}
+
+
+def test_the_evaluator_has_figures_of_the_checkpoints(two: Path) -> None:
+    rows = list(csv.DictReader((two / "evaluator.csv").open()))
+    epochs = list(csv.DictReader((two / "epochs.csv").open()))
+    ends = {int(row["step"]): row for row in rows}
+    assert len(ends) == len(rows) >= 2
+    per_epoch = 34  # 2,137 rows in batches of 64
+    compared = 0
+    for row in epochs:
+        if (found := ends.get((int(row["epoch"]) + 1) * per_epoch)) is not None:
+            compared += 1
+            assert float(found["loss"]) == pytest.approx(float(row["val_loss"]), abs=1e-6)
+            assert float(found["auc"]) == pytest.approx(float(row["val_auc"]), abs=1e-6)
+    assert compared or max(ends) < 10 * per_epoch
+
+
+def test_killed_and_interrupted_workers_and_the_same_command_again(small: Small, two: Path) -> None:
+    """kill -9 of a worker, of the chief, of all; SIGTERM of a worker: the last start ends as the unbroken."""
+    steps = sorted(random.Random(time.time_ns()).sample(range(10, 200), 4))
+    print("steps", steps)
+
+    job = Job(small, "broken", 2, "--model.dropout=0")
+    job.until_step(steps[0])
+    job.processes[1].kill()
+    codes, printed = job.ends()
+    assert codes == [134, -signal.SIGKILL], printed
+    assert f"worker 1 at {job.hosts[1]} is lost" in printed[0]
+    assert "Traceback" not in printed[0]
+    assert job.status()["state"] == "failed"
+
+    job = Job(small, "broken", 2, "--model.dropout=0")
+    job.until_step(steps[1])
+    job.processes[0].kill()
+    codes, printed = job.ends()
+    assert codes == [-signal.SIGKILL, 134], printed
+    assert f"the chief at {job.hosts[0]} is lost" in printed[1]
+    assert "resuming at epoch" in printed[0]
+
+    job = Job(small, "broken", 2, "--model.dropout=0")
+    job.until_step(steps[2])
+    for process in job.processes.values():
+        process.kill()
+    assert job.ends()[0] == [-signal.SIGKILL] * 2
+
+    job = Job(small, "broken", 2, "--model.dropout=0")
+    job.until_step(steps[3])
+    began = time.monotonic()
+    job.processes[1].terminate()  # the chief gets no signal
+    codes, printed = job.ends()
+    assert codes == [143, 143], printed
+    assert time.monotonic() - began < 30, "the grace period of the service"
+    assert all("stopped by SIGTERM at step" in text for text in printed)
+    assert job.status()["state"] == "interrupted"
+
+    job = Job(small, "broken", 2, "--model.dropout=0")
+    codes, printed = job.ends()
+    assert codes == [0, 0], printed
+    close(job.folder, two, 0)
+    first, second = (json.loads((folder / "metrics.json").read_text()) for folder in (two, job.folder))
+    assert [first[key] for key in ("train", "test", "steps")] == [
+        second[key] for key in ("train", "test", "steps")
+    ]
+    assert (job.folder / "epochs.csv").read_text() == (two / "epochs.csv").read_text()
+
+
+def test_a_finished_run_and_a_missing_worker(small: Small, two: Path) -> None:
+    """Neither starts TensorFlow's exchange: a finished run is shown, and who does not come is named."""
+    again = Job(small, "two", 2, "--model.dropout=0")
+    missing = Job(small, "missing", 3, "--strategy.join_seconds=8", without=[2])
+    codes, printed = again.ends()
+    assert codes == [0, 0], printed
+    assert "this run is finished" in printed[0]
+    codes, printed = missing.ends()
+    assert codes == [134, 134], printed
+    assert all(f"worker 2 at {missing.hosts[2]} did not join in 8 s" in text for text in printed)
+    assert not missing.folder.exists()
+
+
+def test_a_mistake_of_one_worker_ends_all(small: Small) -> None:
+    job = Job(small, "mistake", 2, "--strategy.name=mirrored")
+    codes, printed = job.ends()
+    assert codes == [2, 2], printed
+    assert all("strategy.name: 'mirrored' trains in one process" in text for text in printed)
+
+
+def test_a_worker_that_stands_still_is_lost(small: Small) -> None:
+    job = Job(small, "still", 2, "--strategy.lost_seconds=6", "--model.dropout=0")
+    job.until_step(7)
+    os.kill(job.processes[1].pid, signal.SIGSTOP)
+    try:
+        job.processes[0].wait(timeout=120)
+    finally:
+        os.kill(job.processes[1].pid, signal.SIGKILL)
+    codes, printed = job.ends()
+    assert codes[0] == 134, printed
+    assert f"worker 1 at {job.hosts[1]} is lost: no sign of life" in printed[0]
