@@ -75,7 +75,7 @@ def config(folder: Path, case: dict[str, Any]) -> Any:
                 "split": {"by": "column", "column": "part"},
                 **case.get("data", {}),
             },
-            "label": {"column": LABELS[task], **({"classes": ["0.0", "1.0"]} if task == "binary" else {})},
+            "label": {"column": LABELS[task]},
             "features": [
                 {"name": "id", "kind": "numeric", "normalize": "none", "impute": "zero", "indicator": False},
                 {"name": "x", "kind": "numeric"},

@@ -109,10 +109,29 @@ def test_every_task_compiles(task: str) -> None:
     check(config(task=task, label={"column": columns}, model__name="dnn"), TASKS[task])
 
 
-def test_the_check_finds_a_shape_that_depends_on_the_batch() -> None:
-    made = steps(config(model__name="dnn"), TASKS["binary"], static=False)  # looks for unique rows
-    with pytest.raises((tf.errors.OpError, ValueError), match=r"(?i)unique|compil"):
-        run(made, xla, "binary")
+def open_shapes(made: Steps, function: Any) -> list[str]:
+    """The values in a step's graph whose shape is not known before it runs."""
+    batch = batches("binary")[0]
+    graph = plain(lambda part: made._strategy.run(function, args=(part,))).get_concrete_function(batch).graph
+    return [
+        value.name
+        for operation in graph.get_operations()
+        for value in operation.outputs
+        if value.dtype not in (tf.resource, tf.variant) and not value.shape.is_fully_defined()
+    ]
+
+
+def test_every_shape_is_known_before_a_step_runs() -> None:
+    made = steps(config(model__name="dcn", training__clip_norm=1.0), TASKS["binary"])
+    assert open_shapes(made, made._train_replica) == []
+    assert open_shapes(made, made._evaluate_replica) == []
+    loose = steps(config(model__name="dcn"), TASKS["binary"], static=False)  # looks for the rows that differ
+    assert open_shapes(loose, loose._train_replica), "the check finds what it looks for"
+
+
+def test_the_compiler_here_refuses_text() -> None:
+    with pytest.raises((tf.errors.OpError, ValueError), match=r"(?i)string"):
+        xla(lambda ids: tf.strings.to_hash_bucket_fast(tf.strings.as_string(ids), 7))(tf.constant([1]))
 
 
 def test_no_text_and_no_open_shape_is_in_a_batch(tmp_path: Path) -> None:

@@ -40,10 +40,12 @@ class Line:
         rank: of the process at the other end.
         heard: when the last message came (monotonic seconds).
         closed: whether either end has closed it.
+        why: why this end closed it.
     """
 
     def __init__(self, connection: socket.socket, rank: int = 0) -> None:
         self.rank, self.heard, self.closed = rank, time.monotonic(), False
+        self.why = "its connection broke off"
         self._socket = connection
         self._sending = threading.Lock()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -152,7 +152,7 @@ class _Connected(Peers):
     def _read(self, line: Line) -> None:
         while (message := line.receive()) is not None:
             self._message(line, message)
-        self._gone(line, "its connection broke off")
+        self._gone(line)
 
     def _beat(self, line: Line) -> None:
         every = min(5.0, self._lost / 6)
@@ -161,13 +161,13 @@ class _Connected(Peers):
             time.sleep(every)
             silent = time.monotonic() - line.heard
             if silent > self._lost and not line.closed:
-                line.close()
-                self._gone(line, f"no sign of life for {silent:.0f} s (strategy.lost_seconds)")
+                line.why = f"no sign of life for {silent:.0f} s (strategy.lost_seconds)"
+                line.close()  # which the thread that reads will notice
 
     def _message(self, line: Line, message: dict[str, Any]) -> None:
         raise NotImplementedError
 
-    def _gone(self, line: Line, how: str) -> None:
+    def _gone(self, line: Line) -> None:
         raise NotImplementedError
 
     def _judge(self, verdict: UserError) -> None:
@@ -295,7 +295,7 @@ class Chief(_Connected):
                 _failure(f"{self._name(line.rank)} stopped: {message['message']}", message["code"])
             )
 
-    def _gone(self, line: Line, how: str) -> None:
+    def _gone(self, line: Line) -> None:
         line.close()
         with self._changed:
             if not self._met and self._verdict is None:  # it may come again
@@ -303,7 +303,7 @@ class Chief(_Connected):
                 return
             self._changed.notify_all()
         if line.rank not in self._done and not self._closing:
-            self._stop_all(_lost(f"{self._name(line.rank)} is lost: {how}; {_AGAIN}"))
+            self._stop_all(_lost(f"{self._name(line.rank)} is lost: {line.why}; {_AGAIN}"))
 
     def _stop_all(self, verdict: UserError) -> None:
         if self._closing or self._verdict is not None:
@@ -385,12 +385,12 @@ class Worker(_Connected):
             start = "" if message["whole"] else f"{self._name(0)} stopped: "
             self._judge(_failure(start + message["message"], message["code"]))
 
-    def _gone(self, line: Line, how: str) -> None:
+    def _gone(self, line: Line) -> None:
         line.close()
         with self._changed:
             self._changed.notify_all()
         if self._welcome and not self._ended:
-            self._judge(_lost(f"{self._name(0)} is lost: {how}; {_AGAIN}"))
+            self._judge(_lost(f"{self._name(0)} is lost: {line.why}; {_AGAIN}"))
 
     def _tell(self, error: BaseException) -> None:
         if self._line is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import random
 import signal
 import socket
@@ -221,23 +220,3 @@ def test_a_finished_run_and_a_missing_worker(small: Small, two: Path) -> None:
     assert codes == [134, 134], printed
     assert all(f"worker 2 at {missing.hosts[2]} did not join in 8 s" in text for text in printed)
     assert not missing.folder.exists()
-
-
-def test_a_mistake_of_one_worker_ends_all(small: Small) -> None:
-    job = Job(small, "mistake", 2, "--strategy.name=mirrored")
-    codes, printed = job.ends()
-    assert codes == [2, 2], printed
-    assert all("strategy.name: 'mirrored' trains in one process" in text for text in printed)
-
-
-def test_a_worker_that_stands_still_is_lost(small: Small) -> None:
-    job = Job(small, "still", 2, "--strategy.lost_seconds=6", "--model.dropout=0")
-    job.until_step(7)
-    os.kill(job.processes[1].pid, signal.SIGSTOP)
-    try:
-        job.processes[0].wait(timeout=120)
-    finally:
-        os.kill(job.processes[1].pid, signal.SIGKILL)
-    codes, printed = job.ends()
-    assert codes[0] == 134, printed
-    assert f"worker 1 at {job.hosts[1]} is lost: no sign of life" in printed[0]
