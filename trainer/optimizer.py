@@ -261,7 +261,14 @@ class Optimizer(tf.Module):
     ) -> tf.IndexedSlices:
         """The sum of sparse gradients over replicas: their rows one behind the other."""
         if not self._static:
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
+            if gradient.dtype != tf.bfloat16:
+                return context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
+            # Rows are only put together, which TensorFlow does not do for bfloat16: so under another name.
+            disguised = tf.IndexedSlices(
+                tf.bitcast(gradient.values, tf.float16), gradient.indices, gradient.dense_shape
+            )
+            found = context.all_reduce(tf.distribute.ReduceOp.SUM, disguised)
+            return tf.IndexedSlices(tf.bitcast(found.values, tf.bfloat16), found.indices, found.dense_shape)
         # The same rows, by a way that XLA takes: every replica has as many.
         indices = context.all_gather(gradient.indices, 0)
         return tf.IndexedSlices(context.all_gather(gradient.values, 0), indices, gradient.dense_shape)
