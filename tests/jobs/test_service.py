@@ -88,7 +88,7 @@ REFUSALS = {
             "Machine type is not supported.",
         ),
         EXIT_USER_ERROR,
-        (" field: workerPoolSpecs[0].machineSpec.machineType: Machine type is not supported.",),
+        (" field: line 5: workerPoolSpecs[0].machineSpec.machineType: Machine type is not supported.",),
     ),
     "argument-bare": (
         Fault(Code.INVALID_ARGUMENT, "Unable to parse image URI."),

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.errors import UserError
 from trainer.jobs import shape
+from trainer.jobs.document import Value
 from trainer.jobs.spec import CUSTOM_JOB, PIPELINE, TUNING_JOB, Job
 
 _PACKAGE = "google.cloud.aiplatform.v1"
@@ -63,12 +64,14 @@ class Call:
         target: where it goes.
         body: the job, as the API's JSON.
         hidden: field of the body that the file leaves out: gcloud's form is what stands below jobSpec.
+        source: the job as it stands in its file, for the lines of fields; None where no file has it so.
     """
 
     kind: str
     target: Target
     body: dict[str, Any]
     hidden: str = ""
+    source: Value | None = None
 
     @property
     def method(self) -> str:
@@ -105,6 +108,13 @@ class Call:
                 words = words[1:]
         return ".".join(words)
 
+    def line(self, path: str) -> int | None:
+        """Returns the line of a field of the request in the job's file, or of the last part that is there."""
+        if self.source is None:
+            return None
+        keys = [int(key) if key.isdigit() else key for key in re.findall(r"\w+", self.own_path(path))]
+        return self.source.nearest(*keys).line
+
     def as_json(self) -> dict[str, Any]:
         """Returns method, endpoint and request as plain values."""
         return {"method": self.method, "endpoint": self.target.host, "request": self.request}
@@ -131,7 +141,7 @@ def build(
     if "modelToUpload" in body:
         _label(body["modelToUpload"], labels or {}, job.file)
     hidden = "jobSpec" if job.gcloud and job.kind == CUSTOM_JOB else ""
-    return Call(job.kind, target, body, hidden)
+    return Call(job.kind, target, body, hidden, job.root)
 
 
 def _label(holder: dict[str, Any], labels: Mapping[str, str], file: str) -> None:

@@ -113,7 +113,9 @@ def _argument(error: Any, said: str, call: Call) -> str:
     problems = []
     for request in _details(error, "BadRequest"):
         for violation in request.field_violations:
-            problems.append(f"{call.own_path(violation.field)}: {violation.description}")
+            line = call.line(violation.field)
+            at = f"line {line}: " if line else ""
+            problems.append(f"{at}{call.own_path(violation.field)}: {violation.description}")
     told = "; ".join(problems) or said
     return f"INVALID_ARGUMENT: the service refuses a field: {told}"
 

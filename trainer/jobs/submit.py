@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -122,7 +123,8 @@ def prepare(
     if labels is None:
         labels = origin.labels(run.config)
         _tell_unhashed(run, file)
-    return calls.build(job, target(job, given, environ), name=given.get("name"), labels=labels)
+    call = calls.build(job, target(job, given, environ), name=given.get("name"), labels=labels)
+    return replace(call, source=None) if model else call  # with a model, the job is not the file's own
 
 
 def _checked(file: str, given: command.Command, environ: Mapping[str, str]) -> Job | None:
