@@ -5,9 +5,9 @@
         --logging_endpoint=http://localhost:9061
 
 CreateCustomJob, GetCustomJob, ListCustomJobs, CancelCustomJob, the same of tuning jobs, and of training
-pipelines, version 1, over real gRPC with the service's own types; on the next port the entries:list of Cloud
-Logging. A job goes one state further each time that it is asked for. Errors on demand, with the details that
-the service sends.
+pipelines, version 1, over real gRPC with the service's own types. On the next port the entries:list of Cloud
+Logging, and what Cloud Storage tells of buckets and objects. A job goes one state further each time it is
+asked for. Errors on demand, with the details that the service sends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from google.cloud.aiplatform_v1 import types
@@ -109,6 +110,8 @@ class VertexServer:
         jobs: by resource name.
         logs: entries of Cloud Logging; job "*" is any.
         log_status: HTTP status of Cloud Logging.
+        buckets: location of each bucket; one with a comma is dual-region.
+        objects: HTTP status by gs:// path; others are not there.
         on_get: called with each job before it is answered, to change it.
     """
 
@@ -120,6 +123,8 @@ class VertexServer:
         self.jobs: dict[str, Any] = {}
         self.logs: list[Log] = []
         self.log_status = 200
+        self.buckets: dict[str, str] = {}
+        self.objects: dict[str, int] = {}
         self.on_get: Callable[[Any], None] = lambda job: None
         self._port = port
         self._ids = itertools.count(4200000000000000001)
@@ -243,6 +248,21 @@ class VertexServer:
     def _cancel(self, kind: str, message: Any, context: Any) -> None:
         self.states = ["CANCELLED"]
 
+    # --- Cloud Storage ------------------------------------------------------------------------------
+
+    def stored(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Answers GET of a bucket or an object: (HTTP status, content)."""
+        match = re.match(r"^/storage/v1/b/([^/]+)(?:/o/([^/]+))?$", path)
+        bucket = match[1] if match else ""
+        if match is None or bucket not in self.buckets:
+            return 404, {"error": {"message": "Not Found"}}
+        if match[2] is None:
+            place = self.buckets[bucket]
+            kind = "dual-region" if "," in place else "region"
+            return 200, {"name": bucket, "location": place.upper(), "locationType": kind}
+        status = self.objects.get(f"gs://{bucket}/{unquote(match[2])}", 404)
+        return status, {"name": unquote(match[2])} if status == 200 else {"error": {"message": "refused"}}
+
     # --- Cloud Logging ------------------------------------------------------------------------------
 
     def entries(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -316,6 +336,13 @@ def _handler_of(server: VertexServer) -> type[BaseHTTPRequestHandler]:
                 content, status = {"error": {"message": "Permission denied."}}, server.log_status
             else:
                 content, status = server.entries(body), 200
+            self._answer(status, content)
+
+        def do_GET(self) -> None:
+            server.requests.append(("storage", self.path))
+            self._answer(*server.stored(self.path))
+
+        def _answer(self, status: int, content: dict[str, Any]) -> None:
             text = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

@@ -47,6 +47,9 @@ OPTIONS = {
     **command.ASSIGN,
     "endpoint": Option("Host of the API, such as a private endpoint; http:// for one without TLS.", "HOST"),
     "logging_endpoint": Option("The same for Cloud Logging.", "URL"),
+    "storage_endpoint": Option(
+        "The same for Cloud Storage, where packages and configs are looked for.", "URL"
+    ),
 }
 _ABOUT = "Checks a job file and sends it to the training service."
 _EXAMPLE = "configs/jobs/custom_job.yaml --project=PROJECT --region=us-central1 --wait"
@@ -74,6 +77,9 @@ def main(argv: Sequence[str]) -> int:
     from trainer.jobs.service import Service
 
     service = Service(call, file)
+    if not files_are_there(call, file, given.get("storage_endpoint") or ""):
+        log.error("%s: nothing was sent: what it names on Cloud Storage is not there", file)
+        return EXIT_FAILED
     name = service.create()
     log.info("made %s", name)
     log.info("console: %s", links.console(call, name))
@@ -207,6 +213,18 @@ def region_for(job: Job, given: command.Command, environ: Mapping[str, str]) -> 
     """Returns where a job is to run: by --region, by its own resources, by the environment."""
     places = [given.get("region"), *(place for _, place in resources(job)), *map(environ.get, _REGIONS)]
     return next(filter(None, places), DEFAULT_REGION)
+
+
+def files_are_there(call: Call, file: str, endpoint: str) -> bool:
+    """Tells what is wrong with a job's files and buckets; returns whether it can be sent all the same."""
+    if call.target.is_plain and not endpoint:  # a local server has no Cloud Storage behind it
+        return True
+    from trainer.jobs.objects import Storage
+
+    problems = Storage(endpoint).problems(call, file)
+    for problem in problems:
+        log.log(logging.ERROR if problem.is_error else logging.WARNING, "%s", problem.text)
+    return not any(problem.is_error for problem in problems)
 
 
 def refuse_placeholders(call: Call, file: str) -> None:
