@@ -198,6 +198,12 @@ def test_trial_has_its_id_flags_folder_and_metric_file(tmp_path: Path) -> None:
     assert outcome.base == f"{tmp_path}/work/output/7"
 
 
+def test_arguments_arrive_as_they_stand_in_the_file(tmp_path: Path) -> None:
+    words = ["--chief=env", "--hidden=64,32", "--text=a \"b\" 'c' = $HOME *", "--empty=", "--last"]
+    run(tmp_path, *words)
+    assert json.loads((tmp_path / "chief.json").read_text())["argv"] == words
+
+
 def test_jobs_run_beside_each_other_in_threads(tmp_path: Path) -> None:
     ends: list[Outcome] = []
     folders = [tmp_path / name for name in "abc"]
