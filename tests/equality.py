@@ -121,6 +121,7 @@ def main(replicas: int, folder: Path) -> None:
     strategy = strategies.create(settings)
     found: dict[str, Any] = {}
     for name, case in {**CASES, "bfloat16": BFLOAT16}.items():
+        print(name, flush=True)
         settings = config(folder / "rows", case)
         splits = open_splits(settings)
         # The folder of a run, for the chief: this is what run.py does with it.

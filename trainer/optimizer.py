@@ -265,7 +265,7 @@ class Optimizer(tf.Module):
                 return context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
             # Rows are only put together, which TensorFlow does not do for bfloat16: so under another name.
             disguised = tf.IndexedSlices(
-                tf.bitcast(gradient.values, tf.float16), gradient.indices, gradient.dense_shape
+                tf.identity(tf.bitcast(gradient.values, tf.float16)), gradient.indices, gradient.dense_shape
             )
             found = context.all_reduce(tf.distribute.ReduceOp.SUM, disguised)
             return tf.IndexedSlices(tf.bitcast(found.values, tf.bfloat16), found.indices, found.dense_shape)

@@ -31,7 +31,7 @@ RULES: dict[str, tuple[str, str]] = {
     "worker-accelerators": ("error", "Chief and workers with different accelerators"),
     "worker-machines": ("warning", "Chief and workers on different machine types"),
     "parameter-servers": ("error", "A pool of parameter servers, which the trainer doesn't use"),
-    "evaluator": ("error", "An evaluator pool, which the trainer doesn't use"),
+    "evaluator": ("warning", "An evaluator pool, a machine more for figures between epochs"),
     "tpu-pools": ("error", "A TPU job with several pools or replicas"),
     "tpu-topology": ("error", "A TPU machine with a topology or count that it hasn't"),
     "tpu-tensorflow": ("error", "A TPU that TensorFlow doesn't run on"),

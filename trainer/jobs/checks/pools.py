@@ -119,9 +119,9 @@ def _roles(context: Context, job: Job) -> None:
             context.add(
                 "evaluator",
                 pool.value,
-                "pool 3 would be an evaluator, but the trainer evaluates on its workers "
-                "after each epoch and ends when it is started as one",
-                "leave pool 3 out",
+                "pool 3 is an evaluator: a machine that evaluates each checkpoint, while the workers "
+                "evaluate after each epoch anyway",
+                "leave pool 3 out, unless figures between epochs are worth a machine",
             )
 
 
