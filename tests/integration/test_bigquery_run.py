@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from small_run import small_config, small_table
+from small_run import Small, clean_environment, small_config, small_table
 
 from tests.servers.bigquery import BigQueryServer
 from trainer.checkpoints import Checkpoints
@@ -76,3 +79,40 @@ def test_a_killed_run_goes_on_in_its_sessions_to_the_figures_of_files(
     assert not server.creates
     offsets = [offset for _, offset in server.reads]
     assert any(offsets)  # went on inside of a stream
+
+
+@pytest.mark.slow
+def test_two_workers_read_one_session_even_of_a_single_stream(
+    server: BigQueryServer, small: Small, finished: Path, tmp_path: Path
+) -> None:
+    server.most_streams = 1
+    ports = []
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            ports.append(f"localhost:{free.getsockname()[1]}")
+    cluster = {"chief": ports[:1], "worker": ports[1:]}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainer", "train", "--config", str(small.config),
+             "--data.source=bigquery://p.d.t", f"--output_dir={tmp_path}/run", "--report.importance_rows=0"],
+            cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**clean_environment(), bigquery_client.EMULATOR: server.address,
+                 "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})},
+        )
+        for role in cluster
+    ]  # fmt: skip
+    try:
+        told = [worker.communicate(timeout=400)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(told)
+    assert len(server.creates) == 4  # columns, and one a split: none by the second worker
+    here = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    there = json.loads((finished / "metrics.json").read_text())
+    assert here["steps"] == there["steps"]
+    for split in ("train", "validation", "test"):
+        assert here[split]["examples"] == there[split]["examples"]
+        assert here[split]["auc"] == pytest.approx(there[split]["auc"], abs=0.05)
