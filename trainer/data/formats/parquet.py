@@ -129,6 +129,8 @@ class ParquetReader:
                     metadata=self._metadata,
                     read_dictionary=[name for name in self._dictionaries if name in columns],
                     coerce_int96_timestamp_unit="us",
+                    # Of an object, the ranges of all wanted columns are asked for at once.
+                    pre_buffer=self._file.remote,
                 )
                 for batch in file.iter_batches(
                     batch_size=self._options.chunk_rows,
