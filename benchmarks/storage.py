@@ -3,8 +3,8 @@
     python benchmarks/storage.py [--rows 500000] [--rounds 5] [--json PATH]
 
 fake-gcs-server (a process of its own on the same two cores) hands the objects out by HTTP. Both take turns in
-one process with the allocator settings of a training run, two units at once, timed to the last batch of 8,192;
-a ratio is the median over rounds. Columns that no feature names are not fetched: reading half shows it.
+one process with the allocator settings of a training run, two units at once, up to the last batch of 8,192; a
+ratio is the median over rounds. Columns that no feature names are not fetched: reading half shows it.
 """
 
 from __future__ import annotations
