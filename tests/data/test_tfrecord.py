@@ -106,3 +106,17 @@ def test_text_that_is_not_utf8_and_records_that_are_no_examples(tmp_path: Path) 
         read(path)
     with pytest.raises(UserError, match="no column 'aeg'; did you mean 'age'"):
         read(write_tfrecord(ROWS, path), [{"kind": "numeric", "name": "aeg"}])
+
+
+def test_a_record_whose_damage_is_no_text_is_told(tmp_path: Path) -> None:
+    """TensorFlow puts the record into its message, which Python then can't decode."""
+    path = tmp_path / "a.tfrecord"
+    example = tf.train.Example()
+    example.features.feature["age"].int64_list.value.append(300)
+    record = example.SerializeToString()
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(record)
+        writer.write(record.replace(b"\x0a\x03age", b"\x0a\x04age"))
+    with pytest.raises(UserError, match=r"a\.tfrecord, record 2: is no tf\.Example"):
+        read(path, FEATURES[:1])
+    assert read(path, FEATURES[:1], on_bad_record="skip")["age"] == [300.0]

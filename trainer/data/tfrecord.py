@@ -178,7 +178,7 @@ class TfrecordReader:
         with tf.device("/CPU:0"):
             try:
                 parsed = tf.io.parse_example(tf.constant(records, tf.string), spec)
-            except tf.errors.OpError:
+            except (tf.errors.OpError, UnicodeDecodeError):  # the message may hold bytes of the record
                 return None
             result = {}
             for name, ragged in parsed.items():
