@@ -78,7 +78,8 @@ def test_cpus_in_the_place_of_accelerators(
 
 
 @pytest.mark.parametrize(
-    ("cores", "processes", "share"), [(8, 2, "4"), (2, 4, "1"), (2, 1, "2"), (7, 2, "3")]
+    ("cores", "processes", "share"),
+    [(8, 2, "8"), (8, 4, "4"), (2, 4, "1"), (2, 2, "2"), (2, 1, "2"), (7, 4, "4"), (1, 9, "1")],
 )
 def test_processes_share_the_cores(cores: int, processes: int, share: str) -> None:
     assert set(here.threads(cores, processes).values()) == {share}
@@ -99,7 +100,7 @@ def test_environment_of_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert found["AIP_MODEL_DIR"] == f"{tmp_path}/output/model/"
     assert not {"TF_CONFIG", "CLOUD_ML_TRIAL_ID"} & set(found)
     assert found["CUDA_VISIBLE_DEVICES"] == ""
-    assert (found["OMP_NUM_THREADS"], found["TF_NUM_INTRAOP_THREADS"]) == ("7", "3")
+    assert (found["OMP_NUM_THREADS"], found["TF_NUM_INTRAOP_THREADS"]) == ("7", "6")
 
 
 def test_what_is_not_mapped_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
