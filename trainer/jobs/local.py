@@ -118,7 +118,7 @@ def _about(job: Job, here: Here, assignments: Sequence[str]) -> list[str]:
     running = [replica.name for replica in cluster.replicas(job) if placing.runs_here(replica)]
     threads = placing.threads(here.cores, len(running))["TF_NUM_INTRAOP_THREADS"]
     lines = [
-        f"{cluster.describe(job)}; here {', '.join(running)} on {here.cores} cores, {threads} threads each",
+        f"{cluster.describe(job)}; here {', '.join(running)} on {here.cores} cores, threads each: {threads}",
         *placing.notes(job, here),
     ]
     found, _ = check.check(job.file, assignments=assignments)
