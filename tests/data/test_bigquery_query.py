@@ -38,7 +38,14 @@ def rest(server: BigQueryServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Re
 
 
 def config(query: str = QUERY, **data: Any) -> Config:
-    data = {"query": query, "project": "billed", "split": TIME_SPLIT, "key": "row_id", "retry_seconds": 5, **data}
+    data = {
+        "query": query,
+        "project": "billed",
+        "split": TIME_SPLIT,
+        "key": "row_id",
+        "retry_seconds": 5,
+        **data,
+    }
     return Config(name="t", task="binary", data=data, label={"column": "y"}, features=FEATURES)
 
 
@@ -102,7 +109,9 @@ def test_mistakes_are_told(query: str, message: str, rest: RestServer) -> None:
 
 def test_a_missing_permission_names_the_role(rest: RestServer) -> None:
     rest.forbidden = True
-    with pytest.raises(UserError, match=r"BigQuery Job User .* billed project billed.*bigquery\.jobs\.create"):
+    with pytest.raises(
+        UserError, match=r"BigQuery Job User .* billed project billed.*bigquery\.jobs\.create"
+    ):
         open_splits(config())
 
 
@@ -120,7 +129,7 @@ def test_somebody_has_to_be_billed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_query_and_source_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="takes the place of data.source"):
+    with pytest.raises(ValueError, match=r"takes the place of data\.source"):
         config(source="x.parquet")
     with pytest.raises(ValueError, match=r"is the result of data.query, which is not given"):
         config(query=None, source="bigquery://query")

@@ -54,7 +54,12 @@ def test_all_formats_are_read_from_a_bucket(kind: str, server: gcs.GcsServer, tm
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize(
     "fault",
-    [Fault(503, times=2), Fault(429, times=2), Fault(0), Fault(200, "generation=|alt=media|GET /bucket/", cut=3000)],
+    [
+        Fault(503, times=2),
+        Fault(429, times=2),
+        Fault(0),
+        Fault(200, "generation=|alt=media|GET /bucket/", cut=3000),
+    ],
     ids=["503", "429", "hung up", "cut"],
 )
 def test_failures_that_pass_are_waited_out(

@@ -64,7 +64,10 @@ def encoded(made: Any) -> list[list[np.ndarray]]:
     for source in splits.sources:
         blocks = [encoder(batch) for batch in source.batches(encoder.columns)]
         parts.append(
-            [np.concatenate([getattr(b, name) for b in blocks]) for name in ("numeric", "categorical", "label")]
+            [
+                np.concatenate([getattr(b, name) for b in blocks])
+                for name in ("numeric", "categorical", "label")
+            ]
         )
     return parts
 
@@ -113,5 +116,7 @@ def test_a_package_that_is_not_there_is_named(
     server: BigQueryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tf, "__version__", "2.17.1")
-    with pytest.raises(UserError, match=r"pip install tensorflow-io==0\.37\.1|does not load in TensorFlow 2\.17"):
+    with pytest.raises(
+        UserError, match=r"pip install tensorflow-io==0\.37\.1|does not load in TensorFlow 2\.17"
+    ):
         open_splits(config())

@@ -1,8 +1,8 @@
 """A query as a source: run once, its result read like a table. Adopters: leave.
 
 Three calls of the BigQuery REST API (v2, jobs) with the credentials and the HTTP client that come with the
-Storage client; so no further package is needed. BigQuery keeps the result of a query in a table without a name
-of its own for 24 hours, which the account that ran it may read.
+Storage client; so no further package is needed. BigQuery keeps the result of a query for 24 hours, in a table
+without a name of its own, which the account that ran it may read.
 BIGQUERY_EMULATOR_HOST=http://localhost:PORT reaches a local server instead, without credentials.
 """
 
@@ -29,12 +29,18 @@ _HOST = "https://bigquery.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/bigquery"
 _KEPT = datetime.timedelta(hours=24)  # how long the service keeps results
 _CALL_SECONDS = 60.0
-_PASSING_REASONS = ("rateLimitExceeded", "backendError", "internalError", "jobBackendError", "jobInternalError")
+_PASSING_REASONS = (
+    "rateLimitExceeded",
+    "backendError",
+    "internalError",
+    "jobBackendError",
+    "jobInternalError",
+)
 _JOB_USER = "BigQuery Job User (roles/bigquery.jobUser)"
 
 
 def result_of(query: str, project: str | None, ledger: Ledger, patience: Patience) -> Table:
-    """Returns the table with a query's result; a run executes a query once, its restarts and workers share it.
+    """Returns the table with a query's result: executed once a run; its restarts and workers share it.
 
     Args:
         query: a SELECT statement in GoogleSQL.
@@ -53,8 +59,8 @@ def result_of(query: str, project: str | None, ledger: Ledger, patience: Patienc
 def _is_kept(entry: Mapping[str, Any]) -> bool:
     if datetime.datetime.fromisoformat(entry["until"]) <= datetime.datetime.now(_UTC):
         raise UserError(
-            "data.query: its result was kept for 24 hours, which are over; start anew with --fresh, or write the "
-            "rows to a table of yours (CREATE TABLE ... AS SELECT) and name that in data.source"
+            "data.query: its result was kept for 24 hours, which are over; start anew with --fresh, or write "
+            "the rows to a table of yours (CREATE TABLE ... AS SELECT) and name that in data.source"
         )
     return True
 
@@ -63,7 +69,9 @@ def _billed(project: str | None, environ: Mapping[str, str] = os.environ) -> str
     for value in (project, environ.get("GOOGLE_CLOUD_PROJECT"), environ.get("CLOUD_ML_PROJECT_ID")):
         if value and value.strip():
             return value.strip()
-    raise UserError("data.query: set data.project (or GOOGLE_CLOUD_PROJECT), the project that is billed for it")
+    raise UserError(
+        "data.query: set data.project (or GOOGLE_CLOUD_PROJECT), the project that is billed for it"
+    )
 
 
 class _Service:
@@ -145,8 +153,9 @@ def _refusal(answer: Any) -> tuple[str, str]:
 def _explain(status: int, message: str, project: str) -> UserError:
     if status == 403:
         return UserError(
-            f"data.query: permission denied; running a query needs the role {_JOB_USER} on the billed project "
-            f"{project}, and BigQuery Data Viewer (roles/bigquery.dataViewer) on its tables ({message})"
+            f"data.query: permission denied; running a query needs the role {_JOB_USER} on the billed "
+            f"project {project}, and BigQuery Data Viewer (roles/bigquery.dataViewer) on its tables "
+            f"({message})"
         )
     return UserError(f"data.query: refused, billed project {project} ({message})")
 
@@ -158,7 +167,9 @@ def _run(query: str, project: str, patience: Patience) -> dict[str, Any]:
     kind = plan["query"].get("statementType", "SELECT")
     if kind != "SELECT":  # known before it has done anything
         raise UserError(f"data.query: expected a SELECT statement, got {kind}")
-    _LOG.info("data.query: reads %s bytes, billed to %s", f"{int(plan.get('totalBytesProcessed', 0)):,}", project)
+    _LOG.info(
+        "data.query: reads %s bytes, billed to %s", f"{int(plan.get('totalBytesProcessed', 0)):,}", project
+    )
     began, wait = datetime.datetime.now(_UTC), 0.1
     job = service.insert(query)
     while job["status"]["state"] != "DONE":

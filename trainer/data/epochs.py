@@ -225,8 +225,8 @@ class Epochs:
     def _own(self, rows: Rows, wanted: np.ndarray | None, first: int, last: int) -> Rows:
         """Returns this shard's part of rows first..last as whole batches, padded.
 
-        Padding repeats the rows of its batch, with weight 0: batch normalisation, which knows no weights, sees
-        the rows of the batch and nothing that no row holds.
+        Padding repeats the rows of its batch, with weight 0: batch normalisation, which knows no weights,
+        sees the rows of the batch and nothing that no row holds.
 
         Args:
             rows: what the order is about.

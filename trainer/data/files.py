@@ -89,7 +89,7 @@ class DataFile:
         """
         try:
             if self.remote and self.size <= _WHOLE_BYTES:
-                # One request. To open for random access takes two, and Arrow holds Python's lock for one of them.
+                # One request. Random access takes two, and Arrow holds Python's lock for one of them.
                 with self.filesystem.open_input_stream(self.inner) as source:
                     content = source.read()
                 self._same("size", self.size, len(content))

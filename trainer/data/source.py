@@ -103,7 +103,7 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Returns a hash that differs where the store holds other rows, as far as that shows without reading."""
+        """Returns a hash that differs where the store holds other rows, as far as shows without reading."""
         ...
 
 

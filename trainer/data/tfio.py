@@ -1,8 +1,8 @@
 """BigQuery rows through the reader of tensorflow-io, in place of our own (data.reader). Adopters: leave.
 
-For comparison, and for those who have to: it speaks the retired version 1beta1 of the API, one row at a time, and
-its compiled part loads in TensorFlow 2.16 and 2.17 alone. It has no NULL: an absent value comes as a stand-in,
-which is turned back into NULL here. It neither resumes a broken stream nor a session of an earlier start.
+For comparison, and for those who have to: it speaks the retired version 1beta1 of the API, one row at a time,
+and its compiled part loads in TensorFlow 2.16 and 2.17 alone. It has no NULL: an absent value comes as a
+stand-in, which is turned back into NULL here. It resumes neither a broken stream nor an earlier session.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def load() -> Any:
     here = tf.__version__
     if ".".join(here.split(".")[:2]) not in FITS:
         raise UserError(
-            f"data.reader=tensorflow-io: {_PACKAGE}, the last one, works in TensorFlow {' and '.join(FITS)}, and "
-            f"this is {here}; leave data.reader out: the trainer's own reader needs no tensorflow-io"
+            f"data.reader=tensorflow-io: {_PACKAGE}, the last one, works in TensorFlow {' and '.join(FITS)}, "
+            f"and this is {here}; leave data.reader out: the trainer's own reader needs no tensorflow-io"
         )
     local = os.environ.get(EMULATOR, "").strip()
     try:
@@ -58,8 +58,8 @@ def load() -> Any:
         ) from error
     except (NotImplementedError, AttributeError) as error:  # its library didn't load: found when first used
         raise UserError(
-            f"data.reader=tensorflow-io: its library does not load in TensorFlow {here}; {_PACKAGE} was built for "
-            f"TensorFlow {' and '.join(FITS)} ({str(error).splitlines()[0]})"
+            f"data.reader=tensorflow-io: its library does not load in TensorFlow {here}; {_PACKAGE} was "
+            f"built for TensorFlow {' and '.join(FITS)} ({str(error).splitlines()[0]})"
         ) from error
 
 
@@ -106,8 +106,8 @@ class TfioFiles(TableFiles):
                 if column.kind not in kinds or "." in stored:
                     raise UserError(
                         f"{table}: column {stored!r} is {bigquery_columns.sql_type(column.kind)}; "
-                        "data.reader=tensorflow-io reads INT64, FLOAT64 and STRING with their NULLs, and nothing "
-                        "else; leave data.reader out, or make a table with a CAST"
+                        "data.reader=tensorflow-io reads INT64, FLOAT64 and STRING with their NULLs, and "
+                        "nothing else; leave data.reader out, or make a table with a CAST"
                     )
             fields = {
                 stored: {"output_type": kinds[column.kind], "default_value": absent[column.kind]}
