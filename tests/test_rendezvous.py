@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from loop_parts import config
 
-from trainer import rendezvous
+from trainer import agreement, rendezvous
 from trainer.config import Config
 from trainer.data import background
 from trainer.environment import Service
@@ -157,7 +157,7 @@ def test_a_worker_may_come_again_while_others_are_missing() -> None:
         waiting.result(60)
     assert caught.value.exit_code == EXIT_INTERRUPTED
     again = start(chief)
-    dropped = dial(chief, rendezvous._hello(SETTINGS, first))
+    dropped = dial(chief, agreement.hello(SETTINGS, first))
     time.sleep(0.3)
     dropped.close()  # as if killed
     peers = [future.result(60) for future in (again, start(second), start(first))]
@@ -241,7 +241,7 @@ def test_silence_is_loss(ended: list[UserError]) -> None:
     settings = config(strategy__join_seconds=30, strategy__lost_seconds=1.2)
     me, other = services(2)
     waiting = start(me, settings, grace=0.2)
-    silent = dial(me, rendezvous._hello(settings, other))  # it joins and says no more
+    silent = dial(me, agreement.hello(settings, other))  # it joins and says no more
     chief = waiting.result(60)
     with pytest.raises(
         LostError, match=r"worker 1 at \S+ is lost: no sign of life for \d s \(strategy.lost_seconds"

@@ -23,9 +23,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from trainer import agreement
 from trainer.config import Config
 from trainer.environment import Service
-from trainer.errors import EXIT_FAILED, EXIT_INTERRUPTED, LostError, UserError
+from trainer.errors import EXIT_INTERRUPTED, UserError
 from trainer.interruption import Interruption
 from trainer.lines import Line, connect, listen
 
@@ -203,7 +204,7 @@ class _Connected(Peers):
             self.stop.check(f"while waiting for {what}")
 
     def explain(self, error: BaseException) -> BaseException:
-        if not _is_exchange(error):
+        if not agreement.is_exchange(error):
             return error
         with self._changed:
             self._changed.wait_for(lambda: self._verdict is not None, self._grace / 2)
@@ -218,14 +219,6 @@ class _Connected(Peers):
 
     def _tell(self, error: BaseException) -> None:
         raise NotImplementedError
-
-    def _told(self, error: BaseException) -> dict[str, Any]:
-        """Returns an error as a message."""
-        if isinstance(error, UserError):
-            whole = getattr(error, "names_process", False)
-            return {"kind": "failed", "message": str(error), "code": error.exit_code, "whole": whole}
-        text = f"{type(error).__name__}: {error} (a bug, or a failure of the machine: see its own log)"
-        return {"kind": "failed", "message": text, "code": EXIT_FAILED, "whole": False}
 
 
 class Chief(_Connected):
@@ -248,7 +241,7 @@ class Chief(_Connected):
                 if time.monotonic() > deadline:
                     missing = [r for r in range(1, self._me.workers) if r not in self._lines]
                     names = " and ".join(self._name(rank) for rank in missing)
-                    raise _lost(f"{names} did not join in {self._limit:g} s (strategy.join_seconds)")
+                    raise agreement.lost(f"{names} did not join in {self._limit:g} s (strategy.join_seconds)")
                 if (line := listener.accept()) is not None:
                     self._greet(line)
         self._met = True
@@ -262,7 +255,7 @@ class Chief(_Connected):
             line.close()  # a stranger
             return
         rank = hello["rank"]
-        problem = _contradiction(self._name(rank), hello, _hello(self._config, self._me))
+        problem = agreement.contradiction(self._name(rank), hello, agreement.hello(self._config, self._me))
         if rank in self._lines:
             problem = f"two processes say that they are {self._name(rank)}: TF_CONFIG: task is wrong in one"
         if problem:
@@ -292,7 +285,7 @@ class Chief(_Connected):
             if message["code"] == EXIT_INTERRUPTED and self.stop.requested:
                 return  # all leave together, and the chief when its checkpoint is written
             self._stop_all(
-                _failure(f"{self._name(line.rank)} stopped: {message['message']}", message["code"])
+                agreement.failure(f"{self._name(line.rank)} stopped: {message['message']}", message["code"])
             )
 
     def _gone(self, line: Line) -> None:
@@ -303,7 +296,7 @@ class Chief(_Connected):
                 return
             self._changed.notify_all()
         if line.rank not in self._done and not self._closing:
-            self._stop_all(_lost(f"{self._name(line.rank)} is lost: {line.why}; {_AGAIN}"))
+            self._stop_all(agreement.lost(f"{self._name(line.rank)} is lost: {line.why}; {_AGAIN}"))
 
     def _stop_all(self, verdict: UserError) -> None:
         if self._closing or self._verdict is not None:
@@ -313,7 +306,7 @@ class Chief(_Connected):
 
     def _tell(self, error: BaseException) -> None:
         for line in list(self._lines.values()):
-            line.send(**self._told(error))
+            line.send(**agreement.told(error))
 
     def release(self) -> None:
         everyone = set(range(1, self._me.workers))
@@ -326,7 +319,7 @@ class Chief(_Connected):
 
     def failed(self, error: BaseException) -> None:
         self._leaving.set()
-        self._close(**self._told(error))
+        self._close(**agreement.told(error))
 
     def _close(self, **message: Any) -> None:
         with self._changed:
@@ -361,8 +354,8 @@ class Worker(_Connected):
                 if self._line.closed and self._verdict is None:  # another chief comes in its place, perhaps
                     self._line, deadline = None, time.monotonic() + self._limit
             elif time.monotonic() > deadline:
-                raise _lost(f"{chief} did not answer in {self._limit:g} s (strategy.join_seconds)")
-            elif (line := connect(self._me.hosts[0], _hello(self._config, self._me))) is not None:
+                raise agreement.lost(f"{chief} did not answer in {self._limit:g} s (strategy.join_seconds)")
+            elif (line := connect(self._me.hosts[0], agreement.hello(self._config, self._me))) is not None:
                 self._line = line
                 self._attend(line)
             else:
@@ -383,18 +376,18 @@ class Worker(_Connected):
         if message["kind"] == "failed":
             # What befell another worker, the chief has put into words; what befell itself it tells bare.
             start = "" if message["whole"] else f"{self._name(0)} stopped: "
-            self._judge(_failure(start + message["message"], message["code"]))
+            self._judge(agreement.failure(start + message["message"], message["code"]))
 
     def _gone(self, line: Line) -> None:
         line.close()
         with self._changed:
             self._changed.notify_all()
         if self._welcome and not self._ended:
-            self._judge(_lost(f"{self._name(0)} is lost: {line.why}; {_AGAIN}"))
+            self._judge(agreement.lost(f"{self._name(0)} is lost: {line.why}; {_AGAIN}"))
 
     def _tell(self, error: BaseException) -> None:
         if self._line is not None:
-            self._line.send(**self._told(error))
+            self._line.send(**agreement.told(error))
 
     def finish(self) -> None:
         """Says that this worker is done, and waits until the chief has written everything."""
@@ -417,61 +410,3 @@ class Worker(_Connected):
                 self._changed.wait(_POLL)
             self._closing = True
         self._line.close()
-
-
-# --- small helpers ----------------------------------------------------------------------------------
-
-
-def _failure(message: str, code: int) -> UserError:
-    """Returns what a process failed with, in words that name it."""
-    error = LostError(message)
-    error.exit_code = code
-    error.names_process = True
-    return error
-
-
-def _lost(message: str) -> LostError:
-    error = LostError(message)
-    error.names_process = True
-    return error
-
-
-def _hello(config: Config, me: Service) -> dict[str, Any]:
-    from importlib import metadata
-
-    versions = {name: metadata.version(name) for name in ("tensorflow", "keras")}
-    return {
-        "kind": "hello",
-        "rank": me.worker_index,
-        "hosts": list(me.hosts),
-        "versions": versions,
-        "config": config.model_dump(mode="json"),
-    }
-
-
-def _contradiction(name: str, theirs: dict[str, Any], mine: dict[str, Any]) -> str:
-    """Returns what is not the same in two processes of a job, as a sentence, or ''."""
-    from trainer.outputs import differing_keys
-
-    if theirs["hosts"] != mine["hosts"]:
-        return f"TF_CONFIG: cluster: {name} has {theirs['hosts']}, the chief {mine['hosts']}"
-    for package, version in mine["versions"].items():
-        if theirs["versions"].get(package) != version:
-            return (
-                f"{name} runs {package} {theirs['versions'].get(package)}, the chief {version}: use one image"
-            )
-    changed = differing_keys(mine["config"], theirs["config"], free=("output_dir", "data.cache_dir"))
-    if changed:
-        more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
-        return f"{name} was started with another config than the chief ({'; '.join(changed[:3])}{more})"
-    return ""
-
-
-def _is_exchange(error: BaseException) -> bool:
-    """Tells whether an error is one of TensorFlow's about an exchange between processes."""
-    tf = sys.modules.get("tensorflow")
-    if tf is None:
-        return False
-    kinds = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "InternalError",
-             "UnknownError", "FailedPreconditionError")  # fmt: skip
-    return isinstance(error, tuple(getattr(tf.errors, kind) for kind in kinds))
