@@ -250,7 +250,9 @@ class Steps:
         """
         moving = [v for v in self._model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
         if moving:
-            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, [tf.convert_to_tensor(v) for v in moving])
+            # identity: a sum over workers needs tensors that live on the replica's device.
+            values = [tf.identity(tf.convert_to_tensor(v)) for v in moving]
+            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, values)
             for variable, mean in zip(moving, means, strict=True):
                 variable.assign(mean)
 
