@@ -119,7 +119,7 @@ BUILD = $(DOCKER) build --tag $(IMAGE) --build-arg BASE_IMAGE=$(BASE_IMAGE) \
   --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer/__init__.py) \
   --build-arg REVISION=$$(git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown) \
   --build-arg CREATED=$$(date -u +%Y-%m-%dT%H:%M:%SZ) \
-  --build-arg SOURCE=$$(git config --get remote.origin.url 2>/dev/null || echo unknown)
+  --build-arg SOURCE=$$(git config --get remote.origin.url 2>/dev/null | sed 's|//[^/@]*@|//|' || echo unknown)
 
 image:  ## container image for CPUs: make image IMAGE=us-docker.pkg.dev/PROJECT/REPOSITORY/trainer:1
 	$(BUILD) $(ARGS) .
