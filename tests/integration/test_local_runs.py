@@ -40,7 +40,7 @@ def outcome(work: Path) -> dict[str, Any]:
     return found
 
 
-# Of each kind of replacement one: accelerators; a package, and a pipeline's model. All the others: make stress.
+# Of each kind of replacement one: accelerators; a package, and a pipeline's model. All: make stress.
 @pytest.mark.parametrize(
     "name",
     [
