@@ -1,6 +1,7 @@
 """The input path against its peers: rows a second from files to batches that a model can take.
 
     python benchmarks/input.py [--rows 1000000] [--samples 5] [--json PATH] [--memory] [--growth]
+        [--markdown docs/performance.md] [--plot docs/input-growth.svg]
 
 13 numbers and 26 texts a row, batches of 4,096, two cores. All variants take turns in one process (same rows,
 same cores, same allocator), each timed from the start of its iterator to its last batch; figures are medians
@@ -36,6 +37,7 @@ from trainer import process
 process.prepare()  # the allocator settings of a training run, for peers and ours alike
 
 import input_data  # noqa: E402
+import input_report  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from trainer.data.encode import Encoder  # noqa: E402
@@ -271,21 +273,6 @@ def peak_memory(folder: Path, features: Path, arguments: argparse.Namespace) -> 
 # --- the run ------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Line:
-    """A figure beside its goal."""
-
-    name: str
-    value: float
-    goal: float
-    at_least: bool
-    detail: str
-
-    @property
-    def holds(self) -> bool:
-        return self.value >= self.goal if self.at_least else self.value <= self.goal
-
-
 def setting(
     folder: Path, kind: str, rows: int, files: int, arguments: argparse.Namespace
 ) -> tuple[Path, Source]:
@@ -295,7 +282,7 @@ def setting(
     return path, open_rows(str(path), config, labelled=True)
 
 
-def compare(arguments: argparse.Namespace, folder: Path) -> tuple[list[Line], list[Variant]]:
+def compare(arguments: argparse.Namespace, folder: Path) -> tuple[list[input_report.Line], list[Variant]]:
     """Runs all variants in turn and returns the ratios."""
     rows, few = arguments.rows, max(BATCH, arguments.rows // 20)
     some = max(BATCH, rows // 5)
@@ -344,10 +331,10 @@ def compare(arguments: argparse.Namespace, folder: Path) -> tuple[list[Line], li
     rate = {name: variant.rate for name, (variant, _) in variants.items()}
     cpu = {name: statistics.median(variant.cpu) for name, (variant, _) in variants.items()}
 
-    def ratio(name: str, above: str, below: str, goal: float) -> Line:
+    def ratio(name: str, above: str, below: str, goal: float) -> input_report.Line:
         detail = f"{rate[above] / 1e3:,.0f} k / {rate[below] / 1e3:,.0f} k rows/s"
         detail += f"; CPU time a row: {cpu[below] / cpu[above]:.3g} times less"
-        return Line(name, rate[above] / rate[below], goal, True, detail)
+        return input_report.Line(name, rate[above] / rate[below], goal, True, detail)
 
     faster = max(("decode+encode", "in turn"), key=lambda name: rate[name])
     stall, usual = stalls(parquet, encoder, arguments.passes, arguments.pass_seconds)
@@ -359,7 +346,7 @@ def compare(arguments: argparse.Namespace, folder: Path) -> tuple[list[Line], li
         ratio("TFRecord / parsing record by record", "records", "single", 10),
         ratio("shuffled / unshuffled", "shuffled", "parquet", 0.75),
         ratio("second epoch from memory / first", "second", "first", 3),
-        Line(
+        input_report.Line(
             "end of pass: wall / time to last batch",
             stall,
             1.02,
@@ -370,34 +357,28 @@ def compare(arguments: argparse.Namespace, folder: Path) -> tuple[list[Line], li
     return lines, [variant for variant, _ in variants.values()]
 
 
-def memory(arguments: argparse.Namespace, folder: Path) -> Line:
+def memory(arguments: argparse.Namespace, folder: Path) -> input_report.Line:
     path, _ = setting(folder, "parquet", arguments.rows, 4, arguments)
     peaks = [
         peak_memory(input_data.links(folder, path, times), folder / "features.json", arguments)
         for times in (1, 10)
     ]
     detail = ", ".join(f"{rows:,} rows: {peak / 2**20:,.0f} MiB" for rows, peak in peaks)
-    return Line("peak resident memory, ten times the rows", peaks[1][1] / peaks[0][1], 1.1, False, detail)
-
-
-def growth(arguments: argparse.Namespace, folder: Path) -> None:
-    """Prints how the rate goes with the number of columns and the size of the vocabularies."""
-    print(
-        "\n| columns | largest vocabulary | rows/s, Parquet to batches | rows/s, second epoch from memory |"
+    return input_report.Line(
+        "peak resident memory, ten times the rows", peaks[1][1] / peaks[0][1], 1.1, False, detail
     )
-    print("|---|---|---|---|")
-    for numbers, categories, largest in (
-        (13, 0, 10_000),
-        (0, 26, 10_000),
-        (13, 26, 100),
-        (13, 26, 10_000),
-        (13, 26, 1_000_000),
-        (52, 104, 10_000),
-    ):
+
+
+def growth(arguments: argparse.Namespace, folder: Path) -> list[input_report.Growth]:
+    """Measures how the rate goes with the number of columns and the size of the vocabularies."""
+    found = []
+    columns = [(13, 26), (26, 52), (52, 104)]
+    cases = [(*size, 10_000) for size in columns] + [(13, 26, largest) for largest in (100, 1_000, 100_000)]
+    for numbers, categories, largest in [*cases, (13, 26, 1_000_000)]:
         case = argparse.Namespace(
             **vars(arguments) | {"numbers": numbers, "categories": categories, "vocabulary": largest}
         )
-        rows = arguments.rows // (4 if numbers + categories > 100 else 1)
+        rows = arguments.rows // (4 if numbers + categories > 60 else 1)
         path, source = setting(folder, "parquet", rows, 4, case)
         encoder = Encoder(fit(input_data.config(path, numbers, categories), source.batches()))
         streamed = Variant("streamed", ours(source, encoder, False))
@@ -408,10 +389,8 @@ def growth(arguments: argparse.Namespace, folder: Path) -> None:
                 if not number:
                     variant.samples.clear()
                     variant.cpu.clear()
-        print(
-            f"| {numbers} + {categories} | {largest:,} | {streamed.rate:,.0f} | {cached.rate:,.0f} |",
-            flush=True,
-        )
+        found.append(input_report.Growth(numbers + categories, largest, streamed.rate, cached.rate))
+    return found
 
 
 def main() -> int:
@@ -433,6 +412,10 @@ def main() -> int:
     )
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument(
+        "--markdown", type=Path, help="write the tables into this page, between its two marks"
+    )
+    parser.add_argument("--plot", type=Path, help="with --growth: draw it into this SVG file")
+    parser.add_argument(
         "--folder", default="/tmp/trainer-benchmark", help="where the rows are written and kept"
     )
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
@@ -453,21 +436,13 @@ def main() -> int:
     lines, variants = compare(arguments, folder)
     if arguments.memory:
         lines.append(memory(arguments, folder))
-    print("\n| variant | rows/s (median) | range | CPU us/row | samples disturbed |\n|---|---|---|---|---|")
-    for variant in variants:
-        kept = variant.kept()
-        print(
-            f"| {variant.name} | {variant.rate:,.0f} | {min(kept):,.0f}-{max(kept):,.0f} | "
-            f"{statistics.median(variant.cpu):.2f} | {variant.disturbed} of {len(variant.samples)} |"
-        )
-    print("\n| ratio | value | goal | holds | of |\n|---|---|---|---|---|")
-    for line in lines:
-        goal = f"{'>=' if line.at_least else '<='} {line.goal:g}"
-        print(
-            f"| {line.name} | {line.value:.3g} | {goal} | {'yes' if line.holds else 'NO'} | {line.detail} |"
-        )
-    if arguments.growth:
-        growth(arguments, folder)
+    grown = growth(arguments, folder) if arguments.growth else []
+    text = input_report.markdown(tf.__version__, variants, lines, grown)
+    print("\n" + text)
+    if arguments.markdown:
+        input_report.insert(arguments.markdown, text)
+    if arguments.plot and grown:
+        input_report.plot(arguments.plot, grown)
     if arguments.json:
         found = [
             {
