@@ -73,6 +73,14 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: 
     assert message in str(caught.value)
 
 
+def test_a_split_by_hash_goes_by_the_key_unless_it_names_a_column() -> None:
+    for split, column in (({"by": "hash"}, "id"), ({}, "id"), ({"column": "user"}, "user")):
+        config = Config.model_validate(_values(data__split=split, data__key="id"))
+        assert config.data.split.column == column
+    with pytest.raises(ValidationError, match="split by time needs 'column'"):
+        Config.model_validate(_values(data__split={"by": "time"}, data__key="id"))
+
+
 def test_every_key_has_a_doc_line_and_words_for_its_type() -> None:
     every = [*schema.leaves()]
     for model in schema.kinds(schema.FEATURE).values():

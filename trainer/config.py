@@ -44,7 +44,9 @@ class SplitConfig(Section):
         "hash", description="How rows are dealt to train, validation and test."
     )
     column: str | None = Field(
-        None, description="Column that decides: a time, a key to hash, or the split's name; not for by=paths."
+        None,
+        description="Column that decides: a time, a key to hash (default: data.key), or the split's name; "
+        "not for by=paths.",
     )
     validation_from: str | None = Field(
         None, description="by=time: first moment (ISO 8601, or a number) of the validation split."
@@ -62,7 +64,10 @@ class SplitConfig(Section):
     @model_validator(mode="after")
     def _complete(self) -> SplitConfig:
         if self.by in ("time", "column", "hash") and self.column is None:
-            raise ValueError(f"split by {self.by} needs 'column': the name of the column that decides")
+            or_key = ", or data.key" if self.by == "hash" else ""
+            raise ValueError(
+                f"split by {self.by} needs 'column': the name of the column that decides{or_key}"
+            )
         if self.by == "time" and self.validation_from is None:
             raise ValueError("split by time needs 'validation_from': first moment of the validation split")
         if self.by == "paths" and not self.validation_source:
@@ -162,6 +167,17 @@ class DataConfig(Section):
         if self.query is None and QUERY_SOURCE in self.source:
             raise ValueError(f"source {QUERY_SOURCE} is the result of data.query, which is not given")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_by_key(cls, values: object) -> object:
+        """Lets a split by hash go by data.key where it names no column."""
+        if not isinstance(values, dict) or not values.get("key") or not isinstance(values.get("split"), dict):
+            return values
+        split = values["split"]
+        if split.get("by", "hash") != "hash" or split.get("column") is not None:
+            return values
+        return {**values, "split": {**split, "column": values["key"]}}
 
 
 class LabelConfig(Section):

@@ -56,7 +56,7 @@ def test_folders_globs_and_lists(tree: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(list_files(["."])) == 5
 
 
-def test_nothing_there(tree: Path) -> None:
+def test_nothing_there(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no file matches"):
         list_files([f"{tree}/*.parquet"])
     with pytest.raises(UserError, match=r"aa\.csv': no such file or folder; did you mean 'a\.csv'"):
@@ -64,6 +64,13 @@ def test_nothing_there(tree: Path) -> None:
     (tree / "empty").mkdir()
     with pytest.raises(UserError, match=r"empty': no file in this folder"):
         list_files([f"{tree}/empty"])
+    monkeypatch.chdir(tree)
+    with pytest.raises(
+        UserError, match=rf"'aa\.csv': no such file or folder in {tree}; did you mean 'a\.csv'"
+    ):
+        list_files(["aa.csv"])
+    with pytest.raises(UserError, match=rf"'\*\.parquet': no file matches in {tree} \("):
+        list_files(["*.parquet"])
     with pytest.raises(UserError, match="unknown scheme 's3'"):
         list_files(["s3://bucket/x"])
 

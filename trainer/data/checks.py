@@ -40,13 +40,16 @@ class BadRecords:
         """Number of different records skipped so far."""
         return len(self._seen)
 
-    def add(self, file: str, row: int, message: Callable[[], str]) -> None:
+    def add(self, file: str, row: int, message: Callable[[], str]) -> bool:
         """Takes note of a record that can't be read.
 
         Args:
             file: path of its file.
             row: its number in the file.
             message: makes the sentence about it; called only when it is shown.
+
+        Returns:
+            Whether it is the first time, so that two splits of one file don't both count it.
 
         Raises:
             UserError: records are not skipped, or too many are.
@@ -55,7 +58,7 @@ class BadRecords:
             raise UserError(message())
         with self._lock:
             if (file, row) in self._seen:
-                return
+                return False
             self._seen.add((file, row))
             count = len(self._seen)
         if count <= _SHOWN:
@@ -65,6 +68,7 @@ class BadRecords:
                 f"more than {self._limit} records can't be read (data.max_bad_records); "
                 f"the last one: {message()}"
             )
+        return True
 
 
 # --- columns ----------------------------------------------------------------------------------------

@@ -304,6 +304,7 @@ def _select(filesystem: fs.FileSystem, folder: str, recursive: bool = True) -> l
 
 def _list_one(source: str) -> list[DataFile]:
     filesystem, inner, prefix = _filesystem(source)
+    here = f" in {os.getcwd()}" if not prefix and not os.path.isabs(inner) else ""
     try:
         info = filesystem.get_file_info(inner)
         if (
@@ -330,13 +331,15 @@ def _list_one(source: str) -> list[DataFile]:
                     else:
                         found.append(entry)
         else:
-            raise UserError(f"data source {source!r}: no such file or folder{_similar(filesystem, inner)}")
+            raise UserError(
+                f"data source {source!r}: no such file or folder{here}{_similar(filesystem, inner)}"
+            )
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"data source {source!r}: can't be listed: {error}") from error
     files = {entry.path: entry for entry in found if entry.type == fs.FileType.File}
     if not files:
         raise UserError(
-            f"data source {source!r}: no file {'matches' if _GLOB.search(inner) else 'in this folder'}"
+            f"data source {source!r}: no file {'matches' if _GLOB.search(inner) else 'in this folder'}{here}"
             " (names that start with '.' or '_' are ignored)"
         )
     listed = []

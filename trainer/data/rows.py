@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +59,9 @@ class FileSource:
         self._splitter = splitter
         self._code = code
         self._done: dict[int, _UnitCounts] = {}
+        self._bad_lock = threading.Lock()
+        self._bad = 0  # skipped records that this split came upon first
+        self._seen_rows = 0  # rows read so far, whatever their split
         self._units: list[FileUnit] | None = None
         self._lock = threading.Lock()
 
@@ -200,7 +203,7 @@ class FileSource:
         return Counts(
             sum(one.rows for one in done),
             sum(one.missing_label for one in done),
-            self._files.bad.count,
+            self._bad,
             len(done),
             of,
         )
@@ -212,6 +215,9 @@ class FileSource:
         if dropped:
             labels = ", ".join(map(repr, self._files.asked.labels))
             return UserError(f"{where}: all {dropped} rows of the {self.name} split lack a label ({labels})")
+        if not self._seen_rows and not self._bad and self._files.format not in ("parquet", "arrow"):
+            header = self._files.format == "csv" and self._files.data.csv.header
+            return UserError(f"{where}: no rows{': nothing follows the header' if header else ''}")
         if self._splitter is None:
             return UserError(f"{where}: no rows")
         return UserError(f"{where}: no row is in the {self.name} split: {self._splitter.seen()}")
@@ -241,6 +247,7 @@ class FileSource:
         checked = list(types) if files.bad.skip else list(dict.fromkeys([*names, *files.asked.labels]))
         by = None if self._splitter is None or unit.inside else self._splitter.column
         for whole, first in self._stored(unit, list(dict.fromkeys([*checked, *([by] if by else [])]))):
+            self._seen_rows += whole.num_rows
             for start in range(0, whole.num_rows, files.data.chunk_rows):
                 stored = whole.slice(start, files.data.chunk_rows)
                 numbers = np.arange(stored.num_rows) + start
@@ -253,6 +260,12 @@ class FileSource:
                     return
                 counts.rows += size
                 yield batch, size
+
+    def _skip(self, path: str, row: int, message: Callable[[], str]) -> None:
+        """Takes note of a record that can't be read; see `BadRecords.add`."""
+        if self._files.bad.add(path, row, message):
+            with self._bad_lock:
+                self._bad += 1
 
     def _stored(self, unit: FileUnit, need: list[str]) -> Iterator[tuple[pa.RecordBatch, Any]]:
         """Yields the columns `need` of a unit as they are stored, and the number of each row in its file."""
@@ -270,7 +283,7 @@ class FileSource:
         some = inner or [next((n for n in have if n not in folders), "")]
 
         def bad(row: int, reason: str) -> None:
-            files.bad.add(file.path, row, lambda: f"{reader.locate(row)}: {reason}")
+            self._skip(file.path, row, lambda: f"{reader.locate(row)}: {reason}")
 
         if some == [""]:
             raise UserError(f"{file.path}: has no columns")
@@ -349,7 +362,7 @@ class FileSource:
             for place in wrong if files.bad.skip else wrong[:1]:
                 row = int(numbers[place])
                 value = _value(stored[int(place)])
-                files.bad.add(
+                self._skip(
                     path,
                     row,
                     lambda row=row, value=value: (  # type: ignore[misc]

@@ -43,7 +43,8 @@ class Counts:
     Attributes:
         rows: rows given.
         missing_label: rows of the split that were dropped because they have no label.
-        bad: records that could not be read and were skipped (of all splits of the same files).
+        bad: records that could not be read and were skipped; one that is of no split is counted in the split
+            that was read first.
         units: units read to their end; `of` is the number of units.
     """
 

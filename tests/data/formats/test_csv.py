@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from format_writers import make_config, read_all
 
-from trainer.data.source import open_rows
+from trainer.data.source import open_rows, open_splits
 from trainer.errors import UserError
 
 AGE_CITY = ({"kind": "numeric", "name": "age"}, {"kind": "categorical", "name": "city"})
@@ -115,13 +115,31 @@ def test_skipping_does_not_depend_on_the_columns_asked_for(tmp_path: Path) -> No
     assert str(source.counts()) == "2 rows, 1 bad records skipped"
 
 
+def test_a_skipped_record_is_counted_in_one_split(tmp_path: Path) -> None:
+    rows = [f"{i},c{i},{i % 2}" for i in range(300)]
+    rows[100] = "1"  # of no split
+    rows[200] = "bad,c200,0"
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["age,city,label", *rows]) + "\n")
+    split = {"by": "hash", "column": "city", "validation_fraction": 0.3, "test_fraction": 0.3}
+    splits = open_splits(make_config(path, features=AGE_CITY, split=split, on_bad_record="skip"))
+    assert sum(len(read_all(source)) for source in splits.sources) == 298
+    assert sum(source.counts().bad for source in splits.sources) == 2
+    assert sum("bad records skipped" in line for line in splits.describe()) in (1, 2)
+
+
 def test_header_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the header names the column 'age' twice"):
         read("age,age\n1,2\n", tmp_path)
     with pytest.raises(UserError, match=r"a.csv: the file holds no text"):
         read("\n \n", tmp_path)
-    with pytest.raises(UserError, match=r"a\.csv: no rows"):
+    with pytest.raises(UserError, match=r"a\.csv: no rows: nothing follows the header"):
         read("age,city\n", tmp_path)
+    path = tmp_path / "b.csv"
+    path.write_text("age,city,label\n")
+    splits = open_splits(make_config(path, split={"by": "hash"}, features=AGE_CITY, key="city"))
+    with pytest.raises(UserError, match=r"b\.csv: no rows: nothing follows the header"):
+        read_all(splits.train)
     with pytest.raises(UserError, match=r"no column 'age'; did you mean 'Age'"):
         read("Age,city\n1,x\n", tmp_path)
 
