@@ -137,7 +137,7 @@ def test_header_mistakes(tmp_path: Path) -> None:
         read("age,city\n", tmp_path)
     path = tmp_path / "b.csv"
     path.write_text("age,city,label\n")
-    splits = open_splits(make_config(path, split={"by": "hash"}, features=AGE_CITY, key="city"))
+    splits = open_splits(make_config(path, split={"by": "hash", "column": "city"}, features=AGE_CITY))
     with pytest.raises(UserError, match=r"b\.csv: no rows: nothing follows the header"):
         read_all(splits.train)
     with pytest.raises(UserError, match=r"no column 'age'; did you mean 'Age'"):
