@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -369,12 +369,11 @@ def memory(arguments: argparse.Namespace, folder: Path) -> input_report.Line:
     )
 
 
-def growth(arguments: argparse.Namespace, folder: Path) -> list[input_report.Growth]:
+def growth(arguments: argparse.Namespace, folder: Path) -> Iterator[input_report.Growth]:
     """Measures how the rate goes with the number of columns and the size of the vocabularies."""
-    found = []
-    columns = [(13, 26), (26, 52), (52, 104)]
-    cases = [(*size, 10_000) for size in columns] + [(13, 26, largest) for largest in (100, 1_000, 100_000)]
-    for numbers, categories, largest in [*cases, (13, 26, 1_000_000)]:
+    cases = [(*size, 10_000) for size in ((13, 0), (0, 26), (13, 26), (52, 104))]
+    cases += [(13, 26, 100), (13, 26, 1_000_000)]
+    for numbers, categories, largest in cases:
         case = argparse.Namespace(
             **vars(arguments) | {"numbers": numbers, "categories": categories, "vocabulary": largest}
         )
@@ -389,8 +388,34 @@ def growth(arguments: argparse.Namespace, folder: Path) -> list[input_report.Gro
                 if not number:
                     variant.samples.clear()
                     variant.cpu.clear()
-        found.append(input_report.Growth(numbers + categories, largest, streamed.rate, cached.rate))
-    return found
+        yield input_report.Growth(numbers + categories, largest, streamed.rate, cached.rate)
+
+
+def report(
+    arguments: argparse.Namespace,
+    variants: list[Variant],
+    lines: list[input_report.Line],
+    grown: list[input_report.Growth],
+) -> None:
+    """Prints what was measured so far, and writes the files that were asked for."""
+    text = input_report.markdown(tf.__version__, variants, lines, grown)
+    print("\n" + text, flush=True)
+    if arguments.markdown:
+        input_report.insert(arguments.markdown, text)
+    if arguments.plot and grown:
+        input_report.plot(arguments.plot, grown)
+    if arguments.json:
+        found = [
+            {
+                "name": line.name,
+                "value": line.value,
+                "goal": line.goal,
+                "holds": line.holds,
+                "detail": line.detail,
+            }
+            for line in lines
+        ]
+        Path(arguments.json).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def main() -> int:
@@ -434,27 +459,15 @@ def main() -> int:
     cores = len(os.sched_getaffinity(0))
     print(f"TensorFlow {tf.__version__}, {cores} cores, allocator: {allocator or 'as in a training run'}")
     lines, variants = compare(arguments, folder)
+    report(arguments, variants, lines, [])  # now, in case that the rest is stopped
     if arguments.memory:
         lines.append(memory(arguments, folder))
-    grown = growth(arguments, folder) if arguments.growth else []
-    text = input_report.markdown(tf.__version__, variants, lines, grown)
-    print("\n" + text)
-    if arguments.markdown:
-        input_report.insert(arguments.markdown, text)
-    if arguments.plot and grown:
-        input_report.plot(arguments.plot, grown)
-    if arguments.json:
-        found = [
-            {
-                "name": line.name,
-                "value": line.value,
-                "goal": line.goal,
-                "holds": line.holds,
-                "detail": line.detail,
-            }
-            for line in lines
-        ]
-        Path(arguments.json).write_text(json.dumps(found, indent=1) + "\n")
+        report(arguments, variants, lines, [])
+    if arguments.growth:
+        grown: list[input_report.Growth] = []
+        for case in growth(arguments, folder):
+            grown.append(case)
+            report(arguments, variants, lines, grown)
     return 0 if all(line.holds for line in lines) else 1
 
 
