@@ -92,6 +92,12 @@ class Launcher:
         self.started: list[int] = []
         self.looks: Callable[[Trial], int] = lambda trial: 1
 
+    def metrics(self, trial: Trial, folder: str) -> str:
+        return trials.metric_file(folder)
+
+    def log(self, trial: Trial, folder: str) -> str:
+        return ""
+
     def __call__(self, trial: Trial, folder: str) -> Ended:
         self.started.append(trial.id)
         outcome = self.objective(trial.values)

@@ -47,6 +47,11 @@ OPTIONS = {
         "test-* files.",
         "PLACE",
     ),
+    "max_trial_count": Option("A study's trials; default: the file's.", "COUNT"),
+    "parallel_trial_count": Option("A study's trials at once; default: the file's.", "COUNT"),
+    "algorithm": Option("A study's search: bayesian, random, grid or hyperband.", "NAME"),
+    "stopping": Option("median ends a study's bad trials early, none does not; default: the file's.", "NAME"),
+    "best": Option("A study's best model: copy (default), retrain or none.", "WHAT"),
     "dry_run": Option("Print the command and the variables of each replica as JSON, and start nothing."),
     **command.ASSIGN,
 }
@@ -86,6 +91,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if given.switch("fresh"):
         _set_aside(job, here)
+    if job.study:
+        return _study(job, here, given, losses)
     screen = Screen([replica.name for replica in cluster.replicas(job)])
     for line in _about(job, here, given.all("set")):
         screen.show("local", line)
@@ -95,6 +102,27 @@ def main(argv: Sequence[str]) -> int:
             job, here, trial=trial, tuned=tuned, losses=losses, stop=stop, show=screen.show
         )
     return _end(job, outcome, screen.show)
+
+
+def _study(job: Job, here: Here, given: command.Command, losses: Sequence[Loss]) -> int:
+    """Runs a study as the service does: every trial is a job of its own."""
+    if losses:
+        raise UserError("--preempt and --kill take a machine of one job, and a study has one a trial")
+    from trainer import process
+    from trainer.tuning import jobs as studies
+
+    screen = Screen([f"trial 00 {replica.name}" for replica in cluster.replicas(job)])
+    for line in placing.notes(job, here):
+        screen.show("local", line)
+    names = ("max_trial_count", "parallel_trial_count", "algorithm", "stopping", "best")
+    for name, choices in (("stopping", ("median", "none")), ("best", ("copy", "retrain", "none"))):
+        if given.get(name) is not None:
+            given.choice(name, choices)
+    ready = studies.prepare(job, here, {name: given.get(name) for name in names}, screen.show)
+    with process.quiet_import():
+        from trainer.tuning import session
+    session.run(ready.plan, ready.launch)
+    return 0
 
 
 def _cut(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -124,9 +152,6 @@ def _about(job: Job, here: Here, assignments: Sequence[str]) -> list[str]:
     found, _ = check.check(job.file, assignments=assignments)
     errors = [finding for finding in found if finding.severity == "error"]
     lines += [f"check: {finding}" for finding in errors]
-    if job.study:
-        trials = job.study.max_trials or 1
-        lines.append(f"one trial of the study's {trials}: {' '.join(middle(job))}")
     return lines
 
 

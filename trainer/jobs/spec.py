@@ -104,6 +104,8 @@ class Pool:
             return False
         if self.is_package:
             return self.python_module in ("trainer.task", "trainer.__main__")
+        if "tune" in self.command:  # a study over the pool, with flags of its own
+            return False
         return not self.command or any(word.startswith("trainer") for word in self.command)
 
     def at(self, *keys: str | int) -> Value:

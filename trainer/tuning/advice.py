@@ -35,7 +35,7 @@ def lines(study: Study, epochs: int, points: int) -> list[str]:
         blind = sum(count < points for count in side)
         loss = f"{1 - mean / most:.0%} fewer than one at a time" if most else "nothing to know"
         found.append(
-            f"{parallel} at once: a trial is chosen by {mean:.1f} finished ones on average"
+            f"{parallel} at once: each is chosen knowing {mean:.1f} finished ones on average"
             + (f" ({loss})" if parallel > 1 else "")
             + f"; {blind} of {trials} are drawn at random, before it knows {points}"
         )

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer import flags, process, storage
+from trainer import environment, flags, logs, process, storage
 from trainer.config import Config
 from trainer.environment import join
 from trainer.errors import UserError, nearest
@@ -58,6 +58,13 @@ def main(argv: Sequence[str]) -> int:
     """Runs a study as the command line says."""
     plan = prepare(argv)
     if plan is None:
+        return 0
+    from trainer.tuning import distributed  # it needs this module
+
+    me = distributed.service()
+    if me is not None:
+        logs.setup(on_service=me.on_service, label=me.label, debug="--debug" in argv)
+        distributed.run(plan, me)
         return 0
     with process.quiet_import("--debug" in argv):
         from trainer.tuning import session
@@ -132,6 +139,8 @@ def plan(
         name = next(d.id for d in study.dimensions if d.kind == "double")
         raise UserError(f"{study.file}: {name}: a grid search can't take a double, which has no steps")
     shared = [*shared]
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        raise UserError(f"Invalid --algorithm: got {algorithm!r}, expected {', '.join(ALGORITHMS)}")
     own = [name for name, _ in flags.pairs(shared) if _key(name) == "training.objective"]
     if not own:
         shared.append(f"--training.objective={study.metric}")
@@ -141,8 +150,16 @@ def plan(
             f"--training.objective={config.training.objective}: the study's metricId is {study.metric}; "
             "give the same name, or leave the flag out"
         )
-    folder = (config.output_dir or f"runs/{study.name}").rstrip("/")
-    if storage.is_remote(folder):
+    if config.strategy.name == "multi_worker_mirrored":
+        raise UserError(
+            "strategy.name: multi_worker_mirrored: a trial of tune is one process (one_device, mirrored and tpu "
+            "work); trials over several machines are run by the service, and by local on the study file"
+        )
+    folder = config.output_dir.rstrip("/") or f"runs/{study.name}"
+    cluster = environment.service().workers > 1
+    if cluster and not config.output_dir:  # the job's base output folder
+        folder = environment.paths(config).output
+    if storage.is_remote(folder) and not cluster:
         raise UserError(f"output_dir: got {folder}, expected a local folder: a study's processes share it")
     base = [*(f"--config={file}" for file in files), *shared, f"--output_dir={folder}"]
     return Plan(study, config, tuple(base), folder, best, fresh)

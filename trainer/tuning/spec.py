@@ -180,10 +180,14 @@ def load(path: str, assignments: Sequence[str] = (), stopping: str | None = None
     Raises:
         UserError: no study, or one line for each mistake in it.
     """
-    job = loading.load(path, assignments)
+    return of_job(loading.load(path, assignments), stopping)
+
+
+def of_job(job: Job, stopping: str | None = None) -> tuple[Study, Job]:
+    """Does what `load` does, with a job that was read; see there."""
     if job.study is None or job.kind != TUNING_JOB:
         raise UserError(
-            f"{path}: is a {job.kind}, expected a study: a file with studySpec, such as "
+            f"{job.file}: is a {job.kind}, expected a study: a file with studySpec, such as "
             "configs/jobs/hp_tuning.yaml"
         )
     return _Reader(job, stopping).study(), job

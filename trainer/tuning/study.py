@@ -221,7 +221,9 @@ class Search:
     def _end(self, place: str, trial: Trial, code: int, *, ended: bool = False) -> None:
         """Notes what a trial measured; `ended`: a limit of the study ended it while it ran."""
         folder = self.record.folder_of(trial)
-        found, others = measurements.read(trials.metric_file(folder), self.study.metric, trial.started)
+        found, others = measurements.read(
+            self.launch.metrics(trial, folder), self.study.metric, trial.started
+        )
         chosen = measurements.select(found, self.study.selection, self.study.goal)
         trial.measurements = [measurement.plain() for measurement in found]
         trial.ended, trial.pid, trial.pid_started = time.time(), 0, ""
@@ -239,7 +241,7 @@ class Search:
         else:
             trial.state = "failed"
             if code:
-                trial.error = trials.failure(folder, code)
+                trial.error = trials.failure(folder, code, self.launch.log(trial, folder))
             else:
                 instead = f"; it reported {', '.join(others)}" if others else ""
                 trial.error = f"it ended without having reported {self.study.metric!r}{instead}"
@@ -308,7 +310,7 @@ class Search:
         for place, theirs in list(self.oracle.ongoing_trials.items()):
             trial = next(t for t in self.record.trials if t.key == theirs.trial_id)
             found, _ = measurements.read(
-                trials.metric_file(self.record.folder_of(trial)), self.study.metric, trial.started
+                self.launch.metrics(trial, self.record.folder_of(trial)), self.study.metric, trial.started
             )
             self._end(place, trial, 0 if found else 1, ended=True)
 

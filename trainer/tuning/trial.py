@@ -107,7 +107,15 @@ class Running(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts trials."""
+    """Starts trials, and knows where they leave what they report and print."""
+
+    def metrics(self, trial: Trial, folder: str) -> str:
+        """Returns the file that hypertune writes."""
+        ...
+
+    def log(self, trial: Trial, folder: str) -> str:
+        """Returns the file with what the trial printed."""
+        ...
 
     def __call__(self, trial: Trial, folder: str) -> Running:
         """Starts a trial whose files go below `folder`."""
@@ -154,6 +162,14 @@ class Processes:
     def command(self, trial: Trial) -> list[str]:
         """Returns the command line of a trial."""
         return [sys.executable, "-m", *self.module, *self.base, *trial.arguments]
+
+    def metrics(self, trial: Trial, folder: str) -> str:
+        """Returns the file that hypertune writes."""
+        return metric_file(folder)
+
+    def log(self, trial: Trial, folder: str) -> str:
+        """Returns the file with what the trial printed."""
+        return join(folder, LOG)
 
     def __call__(self, trial: Trial, folder: str) -> Running:
         """Starts a trial; what it prints goes to trial.log of its folder (of a remote folder: to ours)."""
@@ -209,13 +225,12 @@ def end_leftover(trial: Trial, patience: float = GRACE_SECONDS) -> bool:
     return True
 
 
-def failure(folder: str, code: int) -> str:
-    """Returns why a trial failed, in its own words where it left some."""
+def failure(folder: str, code: int, log: str = "") -> str:
+    """Returns why a run in a folder failed, in its own words where it left some there or in its log."""
     status = storage.read_json(join(folder, "status.json")) or {}
     if status.get("state") == "failed" and status.get("error"):
         return str(status["error"])
-    log = join(folder, LOG)
-    lines = storage.read_text(log).strip().splitlines() if storage.exists(log) else []
+    lines = storage.read_text(log).strip().splitlines() if log and storage.exists(log) else []
     said = next((line for line in reversed(lines) if "ERROR" in line or "rror:" in line), "")
     return f"exit code {code}" + (f": {said.strip()}" if said else "")
 
