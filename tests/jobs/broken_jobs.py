@@ -326,7 +326,7 @@ CASES: list[Case] = [
         "parameterId: optimizer",
         "parameterId: optimizer\n    categoricalValueSpec: {values: [sgd]}\n"
         "  - parameterId: training.optimizer",
-        "maxTrialCount: 40",
+        "maxTrialCount: 50",
         "maxTrialCount: 60",
     ),
     case("parameter-spec", "hp_tuning", "    doubleValueSpec: {minValue: 1.0e-4, maxValue: 1.0e-2}\n", ""),
@@ -363,7 +363,7 @@ CASES: list[Case] = [
         "maxValue: 1.0e-2}",
         "maxValue: 1.0e-2}\n    conditionalParameterSpecs:\n    - parentDiscreteValues: {values: [0.001]}\n"
         "      parameterSpec: {parameterId: momentum, doubleValueSpec: {minValue: 0, maxValue: 0.9}}",
-        "maxTrialCount: 40",
+        "maxTrialCount: 50",
         "maxTrialCount: 60",
     ),
     case(
@@ -379,12 +379,12 @@ CASES: list[Case] = [
     case("grid-double", "hp_tuning", "studySpec:\n", "studySpec:\n  algorithm: GRID_SEARCH\n"),
     case("study-unsupported", "hp_tuning", "studySpec:\n", "studySpec:\n  observationNoise: HIGH\n"),
     case("study-unsupported", "hp_tuning", "maxValue: 1.0e-2}", "maxValue: 1.0e-2, defaultValue: 1.0e-3}"),
-    case("trials-missing", "hp_tuning", "maxTrialCount: 40\n", ""),
-    case("trials-parallel", "hp_tuning", "parallelTrialCount: 5", "parallelTrialCount: 40"),
+    case("trials-missing", "hp_tuning", "maxTrialCount: 50\n", ""),
+    case("trials-parallel", "hp_tuning", "parallelTrialCount: 5", "parallelTrialCount: 50"),
     case("trials-blind", "hp_tuning", "parallelTrialCount: 5", "parallelTrialCount: 20"),
-    case("trials-few", "hp_tuning", "maxTrialCount: 40", "maxTrialCount: 24"),
+    case("trials-few", "hp_tuning", "maxTrialCount: 50", "maxTrialCount: 24"),
     case("trials-failed", "hp_tuning", "maxFailedTrialCount: 5\n", ""),
-    case("trials-failed-many", "hp_tuning", "maxFailedTrialCount: 5", "maxFailedTrialCount: 50"),
+    case("trials-failed-many", "hp_tuning", "maxFailedTrialCount: 5", "maxFailedTrialCount: 60"),
     case(
         "tuning-tpu",
         "hp_tuning",

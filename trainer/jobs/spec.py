@@ -104,9 +104,14 @@ class Pool:
             return False
         if self.is_package:
             return self.python_module in ("trainer.task", "trainer.__main__")
-        if "tune" in self.command:  # a study over the pool, with flags of its own
+        if self.tunes:  # with flags of its own
             return False
         return not self.command or any(word.startswith("trainer") for word in self.command)
+
+    @property
+    def tunes(self) -> bool:
+        """Whether its machines are the oracle and the workers of a keras-tuner study."""
+        return "tune" in self.command and any(word.startswith("trainer") for word in self.command)
 
     def at(self, *keys: str | int) -> Value:
         """Returns where a field of it stands, or the nearest part of its path that is in the file."""

@@ -152,8 +152,8 @@ def plan(
         )
     if config.strategy.name == "multi_worker_mirrored":
         raise UserError(
-            "strategy.name: multi_worker_mirrored: a trial of tune is one process (one_device, mirrored and tpu "
-            "work); trials over several machines are run by the service, and by local on the study file"
+            "strategy.name: multi_worker_mirrored: a trial of tune is one process (one_device, mirrored and "
+            "tpu work); trials over several machines are run by the service, and by local on the study file"
         )
     folder = config.output_dir.rstrip("/") or f"runs/{study.name}"
     cluster = environment.service().workers > 1

@@ -17,7 +17,7 @@ from concurrent import futures
 from dataclasses import replace
 from typing import Any
 
-from trainer import environment, storage
+from trainer import environment, process, storage
 from trainer.environment import Service, join
 from trainer.errors import TrainingError, UserError
 from trainer.interruption import Interruption
@@ -76,6 +76,9 @@ def run(plan: Plan, me: Service) -> None:
     if me.role not in ("chief", "worker"):
         raise UserError(f"this process is a {me.role!r} of the cluster: only pools 0 and 1 run a study")
     enter(me)
+    with process.quiet_import():
+        from keras_tuner.src.engine import conditions
+    conditions.print = lambda *words: None  # keras-tuner 1.4 prints every condition that it sends
     if me.is_chief:
         with FolderLock(plan.folder), Interruption() as stop:
             _Chief(plan, me, stop).serve()

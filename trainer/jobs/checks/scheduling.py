@@ -22,7 +22,12 @@ def check(context: Context) -> None:
             "it turns restartJobOnWorkerRestart off again, without a word",
             "leave disableRetries out",
         )
-    elif job.workers > 1 and not job.is_tpu and not scheduling.restart_on_worker_restart:
+    elif (
+        job.workers > 1
+        and not job.is_tpu
+        and not scheduling.restart_on_worker_restart
+        and not job.pools[0].tunes  # machines of a keras-tuner study don't train in step
+    ):
         context.add_in(
             "worker-restart",
             job.spec,
