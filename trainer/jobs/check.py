@@ -144,7 +144,10 @@ def _facts(context: Context) -> list[str]:
     config = context.run.config
     facts = [f"{job.kind} {job.display_name!r} in {context.region}"]
     replicas = hardware.replicas(job, config.strategy.cpu_replicas if config else 1)
-    if config is not None:
+    if config is not None and job.pools[0].tunes:
+        workers = job.workers - 1
+        facts.append(f"{context.run.file}, a study by keras-tuner: {workers} trials at once")
+    elif config is not None:
         batch = config.training.batch_size
         split = (
             f"; global batch {batch:,} = {replicas} x {batch // replicas:,}" if batch % replicas == 0 else ""

@@ -143,6 +143,8 @@ def replicas(job: Job, cpu_replicas: int = 1) -> int:
         job: the job.
         cpu_replicas: logical CPU devices of a machine without accelerators.
     """
+    if job.pools and job.pools[0].tunes:  # each machine of pool 1 trains on its own
+        return max(1, *(gpu_count(pool) or cpu_replicas for pool in job.training_pools if pool.index == 1), 1)
     if job.is_tpu:
         return max(1, sum(tpu_chips(pool) for pool in job.training_pools))
     return max(1, sum(pool.replicas * (gpu_count(pool) or cpu_replicas) for pool in job.training_pools))

@@ -117,16 +117,22 @@ def read(job: Job, notes: Notes, stand_in: str | None = None) -> RunConfig:
         UserError: `stand_in` can't be read.
     """
     chief = job.pools[0] if job.pools else None
-    if chief is None or not chief.runs_trainer:
+    if chief is None or not (chief.runs_trainer or chief.tunes):
         return RunConfig()
     given = arguments(chief, notes)
+    known = {*flags.TRAIN}
+    if chief.tunes:
+        from trainer.tuning import command  # it stands on this package
+
+        known |= {*command.OPTIONS}
+        _study(job, given, notes)
     own = [argument for argument in given if argument.name.replace("-", "_") == "config"]
     if not own:
         at = chief.at(chief.container, "args")
         path = joined(joined(chief.value.path, chief.container), "args")
         notes.add("config-missing", at, "the trainer is not told its config", "write --config=FILE", path)
         return RunConfig(arguments=tuple(given))
-    rest = [a for a in given if a.name.replace("-", "_") not in flags.TRAIN]
+    rest = [a for a in given if a.name.replace("-", "_") not in known]
     rest = [argument for argument in rest if _known(argument, notes)]
     files: list[str] = []
     for argument in own:
@@ -142,6 +148,25 @@ def read(job: Job, notes: Notes, stand_in: str | None = None) -> RunConfig:
             return RunConfig(arguments=tuple(given))
         files.append(file)
     return RunConfig(_load(files, own[0], rest, notes), tuple(given), files[-1])
+
+
+def _study(job: Job, given: list[Argument], notes: Notes) -> None:
+    """Notes what is wrong with the study file that a keras-tuner job names."""
+    from trainer.tuning import spec
+
+    named = [argument for argument in given if argument.name == "study"]
+    if not named:
+        chief = job.pools[0]
+        path = joined(joined(chief.value.path, chief.container), "args")
+        at = chief.at(chief.container, "args")
+        notes.add("config-missing", at, "tune is not told its study", "write --study=FILE", path)
+        return
+    file = local_twin(named[-1].value or "", job.file)
+    if file is not None:
+        try:
+            spec.load(file)
+        except UserError as error:
+            notes.add("config-invalid", named[-1].at, _one_line(error), "mend the study file")
 
 
 def _known(argument: Argument, notes: Notes) -> bool:
