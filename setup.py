@@ -45,7 +45,9 @@ setup(
     install_requires=REQUIRED,
     extras_require={
         # Everything for a machine that has no container: pip install 'trainer[train]'
-        "train": ["tensorflow>=2.17", "tensorboard>=2.17", "keras-tuner>=1.4.7"],
+        "train": ["tensorflow>=2.17", "tensorboard>=2.17", "keras-tuner>=1.4.7,<1.5", "scikit-learn>=1.5"],
+        # python -m trainer tune, and the chief and workers of a keras-tuner job.
+        "tune": ["keras-tuner>=1.4.7,<1.5", "scikit-learn>=1.5"],
         # Sending jobs. Kept apart: beside TensorFlow 2.17 it brings a protobuf that breaks it.
         "submit": ["google-cloud-aiplatform>=2.7,<3"],
         # Compiled against one TensorFlow minor; 0.37.1 fits 2.16 and 2.17 and nothing newer.

@@ -155,3 +155,63 @@ def test_what_is_not_finite_is_never_reported(value: float, metric_file: Path) -
         reporting.Reporter("auc", TRIAL).report({"auc": value}, step=3)
     assert caught.value.exit_code == 1
     assert not metric_file.exists()
+
+
+def test_the_metric_that_the_environment_names_is_reported_too(
+    each_writer: str, metric_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(reporting.TAG, "val_loss")
+    reporter = reporting.Reporter("val_auc", TRIAL)
+    reporter.report({"val_auc": 0.75, "val_loss": 0.5}, step=10)
+    lines = [json.loads(line) for line in metric_file.read_text().splitlines()]
+    assert [line.get("val_auc") for line in lines] == ["0.75", None]
+    assert [line.get("val_loss") for line in lines] == [None, "0.5"]
+    assert {line["global_step"] for line in lines} == {"10"}
+
+
+def test_a_name_that_the_run_does_not_produce_is_told_at_the_start(metric_file: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        reporting.Reporter("val_AUC", TRIAL, known=("loss", "val_loss", "val_auc"))
+    assert str(caught.value) == (
+        "training.objective: this run has no figure 'val_AUC'; did you mean 'val_auc'?; it has loss, "
+        "val_loss, val_auc"
+    )
+    assert not metric_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("last", "mode", "reported"),
+    [
+        ("final", "max", ["0.5", "0.9", "0.7", "0.85"]),
+        ("best", "max", ["0.5", "0.9", "0.7", "0.9"]),
+        ("best", "min", ["0.5", "0.9", "0.7", "0.5"]),
+        ("last", "max", ["0.5", "0.9", "0.7"]),
+    ],
+)
+def test_the_last_value_is_the_final_the_best_or_the_last(
+    metric_file: Path, last: str, mode: str, reported: list[str]
+) -> None:
+    reporter = reporting.Reporter("val_auc", TRIAL, mode=mode)
+    for step, value in enumerate((0.5, 0.9, 0.7), 1):
+        reporter.report({"val_auc": value}, step)
+    reporter.close({"val_auc": 0.85, "loss": 1.0}, 3, last)
+    lines = [json.loads(line) for line in metric_file.read_text().splitlines()]
+    assert [line["val_auc"] for line in lines] == reported
+
+
+def test_a_trial_that_ends_without_a_report_fails() -> None:
+    with pytest.raises(TrainingError, match=r"ends without having reported its objective 'val_auc'"):
+        reporting.Reporter("val_auc", TRIAL).close(None, 3)
+    with pytest.raises(TrainingError, match="without having reported"):
+        reporting.Reporter("val_auc", TRIAL).close({"val_auc": 0.5}, 3, "last")
+    reporting.Reporter("val_auc", Service()).close(None, 3)  # no trial: nobody waits for it
+
+
+def test_a_finished_trial_that_is_started_again_reports_once_more(metric_file: Path) -> None:
+    told = {"metric": "val_auc", "reported": [[10, 0.5], [20, 0.75]]}
+    reporting.report_again(told, Service())
+    reporting.report_again(None, TRIAL)
+    assert not metric_file.exists()
+    reporting.report_again(told, TRIAL)
+    lines = [json.loads(line) for line in metric_file.read_text().splitlines()]
+    assert [(line["global_step"], line["val_auc"]) for line in lines] == [("10", "0.5"), ("20", "0.75")]
