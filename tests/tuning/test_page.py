@@ -80,6 +80,7 @@ def test_what_a_study_leaves_behind(study: Path) -> None:
     assert config["output_dir"] == ""
     chosen = next(trial for trial in told["trials"] if trial["id"] == best)
     assert config["training"]["learning_rate"] == chosen["values"]["learning_rate"]
+    assert told["seconds"] > 0
     assert len((study / "trials.csv").read_text().splitlines()) == 15
     assert not list(study.glob("*.tmp-*"))
 

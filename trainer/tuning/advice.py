@@ -62,18 +62,18 @@ def lines(study: Study, epochs: int, points: int) -> list[str]:
 
 
 def _cost(study: Study, epochs: int) -> str:
-    limits = study.limits
-    count = math.prod(d.count for d in study.dimensions if not d.parent)
-    all_of_them = "without end" if math.isinf(count) else f"{count:,.0f}"
-    text = f"the study costs {limits.max_trials} trials of {epochs} epoch{'s' if epochs > 1 else ''}"
+    trials = study.limits.max_trials
     if study.algorithm == "hyperband":
-        text = f"the study costs at most {limits.max_trials} trials of 1 to {epochs} epochs"
-    if study.algorithm == "grid" and count > limits.max_trials:
-        return f"{text}, the first of a grid of {all_of_them}: the rest is never tried"
-    if study.algorithm == "grid":
-        return f"{text} at most: the grid has {all_of_them} combinations"
-    return (
-        f"{text}, of combinations {all_of_them}"
-        if math.isinf(count)
-        else f"{text}, of {all_of_them} combinations"
-    )
+        return f"the study costs at most {trials} trials of 1 to {epochs} epochs"
+    text = f"the study costs {trials} trials of {epochs} epoch{'s' if epochs > 1 else ''}"
+    text += f", {trials * epochs:,} epochs in all" if epochs > 1 else ""
+    count = math.prod(d.count for d in study.dimensions if not d.parent)
+    if math.isinf(count):
+        return text
+    if study.algorithm == "grid" and count > trials:
+        return f"{text}: the first of a grid of {count:,.0f} or more, whose rest is never tried"
+    return f"{text}: there are {count:,.0f} combinations" + (" or more" if _has_children(study) else "")
+
+
+def _has_children(study: Study) -> bool:
+    return any(dimension.parent for dimension in study.dimensions)

@@ -25,7 +25,7 @@ class Record:
     Attributes:
         folder: the study's output folder.
         trials: every trial, by number.
-        seconds: time that the study took before this start.
+        seconds: time that the study has taken, over all starts, when it was last saved.
         outcome: why it ended, or "".
     """
 
@@ -103,7 +103,7 @@ class Record:
             oracle: snapshot of the search.
             seconds: time that the study has taken, over all starts.
         """
-        self.oracle = oracle
+        self.oracle, self.seconds = oracle, seconds
         storage.write_json(
             self.path,
             {
