@@ -83,7 +83,7 @@ def test_int64_is_a_text_and_int32_a_number() -> None:
     body = call_of(ROOT / "configs/jobs/hp_tuning.yaml").body
     assert body["trialJobSpec"]["workerPoolSpecs"][0]["replicaCount"] == "1"
     assert body["studySpec"]["parameters"][2]["integerValueSpec"] == {"minValue": "1", "maxValue": "5"}
-    assert body["maxTrialCount"] == 40
+    assert body["maxTrialCount"] == 50
 
 
 def test_empty_pools_keep_their_place() -> None:

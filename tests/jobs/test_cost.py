@@ -63,7 +63,7 @@ def test_tpu_cores_are_priced_by_eight() -> None:
 
 def test_study_is_trials_times_hours() -> None:
     found = _bill("hp_tuning", 0.5)
-    assert (found.trials, found.parallel, found.rounds) == (40, 5, 8)
+    assert (found.trials, found.parallel, found.rounds) == (50, 5, 10)
     assert found.each is not None
     assert found.total is not None
     assert (

@@ -50,7 +50,7 @@ def test_tuning_job() -> None:
     study = job.study
     assert study is not None
     assert (job.kind, job.gcloud, job.display_name) == (TUNING_JOB, True, "flights-study")
-    assert (study.max_trials, study.parallel_trials, study.max_failed_trials) == (40, 5, 5)
+    assert (study.max_trials, study.parallel_trials, study.max_failed_trials) == (50, 5, 5)
     assert [(name, goal) for name, goal, _ in study.metrics] == [("val_auc", "MAXIMIZE")]
     rate, batch, layers, optimizer = study.parameters
     assert (rate.kind, rate.low, rate.high, rate.scale) == ("double", 1e-4, 1e-2, "UNIT_LOG_SCALE")

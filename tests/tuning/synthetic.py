@@ -45,8 +45,8 @@ trialJobSpec:
 
 
 def study(folder: Path, **changes: str) -> Study:
-    """Returns the study above, with some of its text replaced: `old=new`."""
-    return spec.load(str(write(folder, **changes)))[0]
+    """Returns the study above as a random search, with `key: value` lines at its top changed."""
+    return spec.override(spec.load(str(write(folder, **changes)))[0], algorithm="random")
 
 
 def write(folder: Path, text: str = STUDY, **changes: str) -> Path:

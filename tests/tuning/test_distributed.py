@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
+import synthetic
 
 from trainer import environment
 from trainer.errors import UserError
@@ -77,3 +80,31 @@ def test_one_machine_is_no_cluster() -> None:
         "CLUSTER_SPEC": json.dumps({"cluster": {"workerpool0": ["a:2222"]}, "task": {"type": "workerpool0"}})
     }
     assert distributed.service(alone) is None
+
+
+def test_a_chief_that_was_killed_gives_a_running_trial_to_its_worker_again(tmp_path: Path) -> None:
+    from trainer.tuning import oracle
+
+    def made() -> Any:
+        fresh = oracle.make(synthetic.study(tmp_path), seed=1)
+        fresh._directory, fresh._project_name = str(tmp_path / "study"), ""
+        return fresh
+
+    chief = made()
+    first, second = chief.create_trial("tuner0"), chief.create_trial("tuner1")
+    chief.update_trial(first.trial_id, {"val_auc": 0.5}, step=1)
+    first.status = "COMPLETED"
+    chief.end_trial(first)
+    again = made()
+    again.restore(json.loads((tmp_path / "study" / oracle.STATE).read_text()))
+    assert again.create_trial("tuner1").trial_id == second.trial_id
+    third = again.create_trial("tuner0")
+    assert third.trial_id not in (first.trial_id, second.trial_id)
+    assert third.hyperparameters.values == made_after(chief)
+    assert again.trials[first.trial_id].score == 0.5
+
+
+def made_after(chief: Any) -> dict[str, Any]:
+    """The values that the chief would have chosen next, had it lived."""
+    values: dict[str, Any] = chief.create_trial("tuner0").hyperparameters.values
+    return values

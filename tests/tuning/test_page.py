@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,28 @@ def test_a_study_without_values_has_a_page_and_no_model(tmp_path: Path) -> None:
     assert "exit code 1 was asked for" in (tmp_path / "out" / results.PAGE).read_text()
     assert not (tmp_path / "out" / "model").exists()
     assert not (tmp_path / "out" / "best.yaml").exists()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_retraining_runs_the_best_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr(results.subprocess, "run", run)
+    plan = a_plan(tmp_path, "--algorithm=random", "--best=retrain", maxTrialCount="2")
+    if code:
+        with pytest.raises(TrainingError, match="training the best config failed: exit code 1"):
+            session.run(plan, Exporting(lambda v: [0.5]))
+    else:
+        session.run(plan, Exporting(lambda v: [0.5]))
+    out = tmp_path / "out"
+    assert [c[1:] for c in commands] == [
+        ["-m", "trainer.task", f"--config={out / 'best.yaml'}", f"--output_dir={out / 'best'}"]
+    ]
+    assert not (out / "model").exists()
 
 
 @pytest.mark.slow

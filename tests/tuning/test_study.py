@@ -169,7 +169,7 @@ def test_killed_at_any_moment_it_loses_and_repeats_nothing(tmp_path: Path, algor
     (tmp_path / "whole").mkdir()
     whole = search(tmp_path / "whole", Launcher(score), study)
     whole.run()
-    for moment in (2, 5, 9) if algorithm == "bayesian" else (1, 2, 3, 5, 7, 12):
+    for moment in (3, 10) if algorithm == "bayesian" else (1, 2, 3, 5, 7, 12):
         folder = tmp_path / f"killed-{moment}"
         folder.mkdir()
         launch = Launcher(score)

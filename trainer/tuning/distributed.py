@@ -234,6 +234,10 @@ def _work(plan: Plan, stop: Interruption) -> None:
             if "tuner/epochs" in values:
                 one.epochs = int(values["tuner/epochs"])
                 one.arguments.append(f"--training.epochs={one.epochs}")
+                if values.get("tuner/trial_id"):
+                    one.parent = int(values["tuner/trial_id"]) + 1
+                    if not storage.exists(join(folder, "checkpoints")):
+                        trials.inherit(join(plan.folder, str(one.parent)), folder)
             if study.stopping:
                 others = self.oracle.get_best_trials(study.limits.max_trials)
                 curves = [_curve(other, study.metric) for other in others if other.status == "COMPLETED"]

@@ -8,7 +8,6 @@ writes a file a trial and one of its own, and a kill between two of them tears a
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
@@ -21,6 +20,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from trainer import storage
+from trainer.environment import join
 from trainer.errors import UserError
 from trainer.tuning import space
 from trainer.tuning.spec import Algorithm, Study
@@ -35,6 +35,7 @@ class _Ours:
     """What every oracle here does in its own way; mixed into keras-tuner's."""
 
     study: Study
+    ongoing_trials: dict[str, Any]
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
         """Chooses the values of a trial."""
@@ -73,13 +74,15 @@ class _Ours:
         made = [trials.Trial.from_state(state) for state in snapshot["trials"]]
         self.trials = {trial.trial_id: trial for trial in made}
         self.set_state(snapshot["oracle"])  # type: ignore[attr-defined]
-        # They go on under the names of their tuners; keras-tuner's own reload would run them twice.
+        # They go on under the names of their tuners; keras-tuner's own reload would run them twice. It saves
+        # a trial that ends while it still counts as running.
+        running = self.ongoing_trials.items()
+        self.ongoing_trials = {name: trial for name, trial in running if trial.status == "RUNNING"}
 
     def save(self) -> None:
         """Writes the state into the project's folder, if it has one."""
         if getattr(self, "_directory", None):
-            folder = os.path.join(str(self._directory), str(self._project_name))  # type: ignore[attr-defined]
-            storage.write_json(f"{folder}/{STATE}", self.snapshot())
+            storage.write_json(join(str(self._directory), STATE), self.snapshot())  # type: ignore[attr-defined]
 
     def _save_trial(self, trial: Any) -> None:
         """Leaves it to `save`, which keras-tuner calls next."""
@@ -138,7 +141,7 @@ class Bayesian(_Ours, oracles.BayesianOptimizationOracle):
         values; the guess needs a process that was fitted without them.
         """
         ongoing: dict[str, Any] = self.ongoing_trials
-        self.ongoing_trials: dict[str, Any] = {}
+        self.ongoing_trials = {}
         running = [trial for trial in self.trials.values() if trial.status == "RUNNING"]
         for trial in running:
             trial.status = "FAILED"  # keras-tuner leaves these out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import time
 from typing import Any
 
@@ -177,7 +176,7 @@ class Search:
         folder = self.record.folder_of(trial)
         trial.starts += 1
         if trial.parent and trial.starts == 1:
-            self._inherit(trial)
+            trials.inherit(self.record.folder_of(trial.parent), folder)
         if self.study.stopping:
             curves = [other.curve for other in self.record.trials if other.state == "completed"]
             content = stopping.content(
@@ -190,12 +189,6 @@ class Search:
         self._save()
         text = " ".join(trial.arguments)
         log.info("trial %d of %d: %s", trial.id, self.study.limits.max_trials, text)
-
-    def _inherit(self, trial: Trial) -> None:
-        """Gives a trial that Hyperband promotes the checkpoints of the one that it goes on from."""
-        source, target = (join(self.record.folder_of(i), "checkpoints") for i in (trial.parent, trial.id))
-        if storage.exists(source) and not storage.is_remote(source):
-            shutil.copytree(source, target, dirs_exist_ok=True)
 
     # --- ending -------------------------------------------------------------------------------------
 

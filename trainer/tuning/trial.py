@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,6 +189,16 @@ class Processes:
                     self.command(trial), stdout=log, stderr=subprocess.STDOUT, **settings
                 )
         return process
+
+
+def inherit(source: str, folder: str) -> None:
+    """Gives a trial that Hyperband promotes the checkpoints of the one that it goes on from.
+
+    On an object store it trains from the start instead, to the same weights.
+    """
+    source, target = join(source, "checkpoints"), join(folder, "checkpoints")
+    if not storage.is_remote(source) and os.path.isdir(source):
+        shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 def is_lost(code: int) -> bool:
