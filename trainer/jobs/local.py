@@ -26,7 +26,7 @@ from trainer.jobs import here as placing
 from trainer.jobs.cluster import Identity
 from trainer.jobs.here import Here
 from trainer.jobs.processes import Loss, Outcome, Show, Stop
-from trainer.jobs.spec import PIPELINE, Job, Parameter
+from trainer.jobs.spec import PIPELINE, TUNING_JOB, Job, Parameter
 
 OPTIONS = {
     "map": Option(
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if given.switch("fresh"):
         _set_aside(job, here)
-    if job.study:
+    if job.study and job.kind == TUNING_JOB:
         return _study(job, here, given, losses)
     screen = Screen([replica.name for replica in cluster.replicas(job)])
     for line in _about(job, here, given.all("set")):
@@ -152,6 +152,9 @@ def _about(job: Job, here: Here, assignments: Sequence[str]) -> list[str]:
     found, _ = check.check(job.file, assignments=assignments)
     errors = [finding for finding in found if finding.severity == "error"]
     lines += [f"check: {finding}" for finding in errors]
+    if job.study:  # of a pipeline
+        trials = job.study.max_trials or 1
+        lines.append(f"one trial of the study's {trials}: {' '.join(middle(job))}")
     return lines
 
 
