@@ -68,15 +68,15 @@ def test_study_is_trials_times_hours() -> None:
     assert found.total is not None
     assert (
         found.total.on_demand
-        == pytest.approx(40 * found.each.on_demand)
-        == pytest.approx(20 * found.hour.on_demand)
+        == pytest.approx(50 * found.each.on_demand)
+        == pytest.approx(25 * found.hour.on_demand)
     )
     report = cost.as_json(found)
-    assert (report["hours_parallel"], report["hours_serial"]) == (4.0, 20.0)
+    assert (report["hours_parallel"], report["hours_serial"]) == (5.0, 25.0)
     text = "\n".join(cost.as_text(found))
-    assert "40 trials are 20 machine hours" in text
-    assert "5 at once: done in 4 h" in text
-    assert "one after another: 20 h" in text
+    assert "50 trials are 25 machine hours" in text
+    assert "5 at once: done in 5 h" in text
+    assert "one after another: 25 h" in text
 
 
 def test_spot_job_is_due_at_spot_prices() -> None:
