@@ -123,8 +123,8 @@ CASES: list[Case] = [
     case(
         "one-of",
         "hp_tuning",
-        "scaleType: UNIT_LOG_SCALE\n",
-        "scaleType: UNIT_LOG_SCALE\n    categoricalValueSpec: {values: [a]}\n",
+        "learning_rate\n    scaleType: UNIT_LOG_SCALE\n",
+        "learning_rate\n    scaleType: UNIT_LOG_SCALE\n    categoricalValueSpec: {values: [a]}\n",
     ),
     case("snake-case", "custom_job", "replicaCount: 1", "replica_count: 1"),
     case("task-definition", "pipeline", "custom_task_1.0.0.yaml", "custom_task_2.0.0.yaml"),

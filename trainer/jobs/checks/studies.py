@@ -138,7 +138,7 @@ def _parameter(context: Context, study: Study, parameter: Parameter, seen: dict[
             f"no parameter can depend on values of {parameter.id}, a double",
             "make the parent discrete or categorical",
         )
-    if parameter.kind == "double" and study.algorithm == "GRID_SEARCH":
+    if parameter.kind == "double" and study.algorithm == "GRID_SEARCH" and not context.noted("grid-double"):
         context.add(
             "grid-double",
             spec,
