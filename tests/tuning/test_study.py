@@ -242,6 +242,7 @@ def test_sigterm_asks_the_trials_to_leave_and_the_next_start_goes_on(tmp_path: P
 def test_another_study_is_not_taken_for_this_one(tmp_path: Path) -> None:
     search(tmp_path, Launcher(score)).run()
     other = spec.load(str(synthetic.write(tmp_path, synthetic.STUDY.replace("128, 256", "128, 512"))))[0]
+    other = spec.override(other, algorithm="random")
     with pytest.raises(UserError, match=r"holds another study \(parameters.batch_size: .*--fresh"):
         search(tmp_path, Launcher(score), other)
     with pytest.raises(UserError, match=r"seed: 1 -> 2"):
