@@ -18,7 +18,8 @@ from trainer.data.bigquery_client import CALL_SECONDS, CallError, Client, rpc_fa
 from trainer.errors import UserError
 
 _LOG = logging.getLogger("trainer")
-_FIRST_WAIT = 0.1  # seconds, and 1.3 times more each time: what the official client does
+_AT_ONCE = 0.01  # seconds before the first try: most streams break because a server is replaced
+_FIRST_WAIT = 0.1  # before the second, and 1.3 times more each time, as in the official client
 _FIRST_WAIT_EXHAUSTED = 1.0
 _GROWTH = 1.3
 _LONGEST_WAIT = 20.0
@@ -59,8 +60,11 @@ class Patience:
         exhausted = failure.code == "RESOURCE_EXHAUSTED"
         first = _FIRST_WAIT_EXHAUSTED if exhausted else _FIRST_WAIT
         delay = failure.retry_delay
-        if delay is None:
-            delay = min(_LONGEST_WAIT, first * _GROWTH**self._tries)
+        if delay is None and self._tries == 0 and not exhausted:
+            delay = _AT_ONCE
+        elif delay is None:
+            tries = self._tries if exhausted else self._tries - 1
+            delay = min(_LONGEST_WAIT, first * _GROWTH**tries)
         self._tries += 1
         self._spent += time.monotonic() - began
         if self._spent + delay > self.seconds:
