@@ -207,6 +207,8 @@ def test_measured_run_on_the_command_line(tmp_path: Path, capsys: pytest.Capture
     assert cost.main(["configs/jobs/custom_job.yaml", f"--measured={path}", "--speedup=2"]) == 0
     out = capsys.readouterr().out
     assert "588 steps" in out
+    assert cost.main(["configs/jobs/custom_job.yaml", "--metrics", path, "--speedup=2"]) == 0
+    assert capsys.readouterr().out == out
     assert "2 times as fast" in out
 
 

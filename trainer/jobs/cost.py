@@ -24,6 +24,7 @@ from trainer.jobs.spec import Job, Pool
 OPTIONS = {
     "hours": Option("How long the job runs; in a study, each trial.", "HOURS"),
     "measured": Option("Take the hours from this metrics.json of a run of the same config.", "FILE"),
+    "metrics": Option("The same as --measured.", "FILE"),
     "steps": Option("With --measured: steps of the job; default: as its config says.", "STEPS"),
     "rows": Option("With --measured: rows of the job's train split; default: as measured.", "ROWS"),
     "speedup": Option("With --measured: how many times as fast the job's machines are; default 1.", "TIMES"),
@@ -149,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _hours(job: Job, given: command.Command) -> Estimate | None:
-    hours, measured = given.number("hours"), given.get("measured")
+    hours, measured = given.number("hours"), given.get("measured") or given.get("metrics")
     if hours is not None and measured is not None:
         raise UserError("--hours and --measured exclude each other: give one")
     if hours is not None:
