@@ -85,7 +85,7 @@ def test_study_becomes_a_tuning_pipeline(capsys: pytest.CaptureFixture[str]) -> 
     body = sent(capsys, "hp_tuning", *MODEL)
     assert body["trainingTaskDefinition"].endswith("hyperparameter_tuning_task_1.0.0.yaml")
     inputs = body["trainingTaskInputs"]
-    assert (inputs["maxTrialCount"], inputs["parallelTrialCount"]) == (40, 5)
+    assert (inputs["maxTrialCount"], inputs["parallelTrialCount"]) == (50, 5)
     assert inputs["trialJobSpec"]["workerPoolSpecs"]
     assert inputs["studySpec"]["metrics"] == [{"metricId": "val_auc", "goal": "MAXIMIZE"}]
 
