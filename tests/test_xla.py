@@ -14,7 +14,7 @@ import equality
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_parts import ArrayPipeline, arrays, config, features, one_device
+from loop_parts import ArrayPipeline, arrays, config, features, mirrored, one_device
 
 from trainer import metrics
 from trainer.data.encode import Encoder
@@ -42,10 +42,10 @@ TASKS = {
 }
 
 
-def steps(settings: Any, classes: tuple[str, ...], static: bool = True) -> Steps:
+def steps(settings: Any, classes: tuple[str, ...], static: bool = True, strategy: Any = None) -> Steps:
     tf.keras.utils.set_random_seed(1)
     fitted = features(classes)
-    strategy = one_device()
+    strategy = strategy or one_device()
     with strategy.scope():
         outputs = len(classes) if settings.task in ("multiclass", "multilabel") else 1
         model = build(settings, fitted.layout, outputs)
@@ -127,6 +127,23 @@ def test_every_shape_is_known_before_a_step_runs() -> None:
     assert open_shapes(made, made._evaluate_replica) == []
     loose = steps(config(model__name="dcn"), TASKS["binary"], static=False)  # looks for the rows that differ
     assert open_shapes(loose, loose._train_replica), "the check finds what it looks for"
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
+def test_no_replica_reads_a_table_as_a_whole(optimizer: str) -> None:
+    """A step's time must not grow with the table, on several replicas either."""
+    settings = config(training__optimizer=optimizer, model__embedding_l2=0.1)
+    made = steps(settings, TASKS["binary"], static=False, strategy=mirrored())
+    rows = features().layout.table_rows
+    batch = batches("binary")[0]
+    graph = plain(lambda part: made._strategy.run(made._train_replica, args=(part,)))
+    whole = [
+        value.op.type
+        for operation in graph.get_concrete_function(batch).graph.get_operations()
+        for value in operation.outputs
+        if value.dtype == tf.float32 and value.shape.rank == 2 and value.shape[0] == rows
+    ]
+    assert whole == []
 
 
 def test_the_compiler_here_refuses_text() -> None:

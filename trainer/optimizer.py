@@ -26,6 +26,7 @@ import tensorflow as tf
 from trainer.config import TrainingConfig
 from trainer.errors import UserError
 from trainer.schedule import schedule_factor
+from trainer.strategy import own_copy
 
 Gradient = Any  # tf.Tensor, tf.IndexedSlices or None
 
@@ -213,7 +214,7 @@ class Optimizer(tf.Module):
                 where, value, once = merge_rows(gradient, self._static)
             value = tf.cast(value, tf.float32) / self.loss_scale if self._scales_loss else value
             if self._row_l2[i]:
-                value += 2.0 * self._row_l2[i] * tf.gather(self._variables[i], where)
+                value += 2.0 * self._row_l2[i] * tf.gather(own_copy(self._variables[i]), where)
             square = tf.square(value) if once is None else tf.square(value) * once[:, tf.newaxis]
             norms.append(tf.reduce_sum(square))
             rows.append(where)
@@ -349,7 +350,7 @@ class Optimizer(tf.Module):
         *slots: tf.Variable,
     ) -> None:
         # Reads before writes: scatter changes the table in place, and `rows` alone are ever touched.
-        before = [tf.gather(slot, rows) for slot in slots]
+        before = [tf.gather(own_copy(slot), rows) for slot in slots]
         adam = self._config.optimizer in ("adam", "adamw")
         state = list(tf.split(before[0], 2, axis=1)) if adam else before
         step, new_state = self._formula(gradient, state, numbers)
@@ -357,7 +358,7 @@ class Optimizer(tf.Module):
         if finite is not None:
             step = tf.where(finite, step, tf.zeros_like(step))
             after = [tf.where(finite, new, old) for new, old in zip(after, before, strict=True)]
-        old_rows = tf.gather(table, rows)
+        old_rows = tf.gather(own_copy(table), rows)
         for target, value in zip((*slots, table), (*after, old_rows - step), strict=True):
             target.scatter_update(tf.IndexedSlices(value, rows))
 

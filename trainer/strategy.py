@@ -119,6 +119,17 @@ def local_replicas(strategy: tf.distribute.Strategy) -> int:
     return max(1, len(strategy.extended.worker_devices))
 
 
+def own_copy(variable: Any) -> Any:
+    """Returns this replica's copy of a variable that several replicas hold; any other variable as it is.
+
+    `tf.gather` on a mirrored variable reads, and copies, all of it: 50 ms for the table and the moments of a
+    million rows. On the copy it reads the rows alone. Call it inside a replica, or an update of a variable.
+    """
+    if not isinstance(variable, tf.distribute.DistributedValues) or type(variable).__name__.startswith("TPU"):
+        return variable
+    return variable._get()  # no public name says "the copy of the replica that is being traced"
+
+
 def worker_batch(config: Config, strategy: tf.distribute.Strategy) -> int:
     """Returns the rows of one step that this process reads: its share of the global batch."""
     return config.training.batch_size * local_replicas(strategy) // strategy.num_replicas_in_sync

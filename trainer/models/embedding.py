@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from trainer.strategy import own_copy
+
 if TYPE_CHECKING:
     from trainer.features import Layout
 
@@ -81,7 +83,7 @@ class FusedEmbedding(keras.layers.Layer):
             [batch, slots, dim]. A bag gives sum(weight * row) / sum(weight), zeros if no weight is above 0.
         """
         # tf.gather on the variable itself reads only these rows, and its gradient is sparse.
-        found = tf.cast(tf.gather(self.table.value, categorical), self.compute_dtype)
+        found = tf.cast(tf.gather(own_copy(self.table.value), categorical), self.compute_dtype)
         if all(slot.width == 1 and slot.weight_start < 0 for slot in self._slots):
             return found
         parts = []
