@@ -346,8 +346,11 @@ def _pipelines(
             log.info("%s: %s", source.name, source.counts())
     if folder is not None:
         leaks.warn(config, splits, features, sum(pipeline.rows for pipeline in pipelines.values()))
+        marks = _fingerprints(splits, folder)
         summary = results.data_summary(splits, pipelines)
-        folder.write_json("data.json", {**summary, "fingerprints": _fingerprints(splits, folder)})
+        folder.write_json(
+            "data.json", {name: {**figures, "fingerprint": marks[name]} for name, figures in summary.items()}
+        )
     rows = {name: pipeline.rows for name, pipeline in pipelines.items()}
     if (theirs := peers.hand("rows", lambda: rows)) != rows:
         raise UserError(
@@ -364,9 +367,8 @@ def _fingerprints(splits: Splits, folder: outputs.RunFolder) -> dict[str, str]:
     """
     now = {source.name: source.fingerprint() for source in splits.sources}
     known = folder.read_json("data.json") if folder.state == "started" else None
-    before = (known or {}).get("fingerprints", now)
     for name, mark in now.items():
-        if before.get(name) != mark:
+        if known is not None and known.get(name, {}).get("fingerprint") != mark:
             raise UserError(
                 f"data.source: the rows of the {name} split are in other files, or files of other sizes or "
                 f"times, than when the run in {folder.paths.output} began; put them back, or start anew with "
