@@ -46,6 +46,7 @@ def outcome(work: Path) -> dict[str, Any]:
     [
         name if name in ("tpu", "prebuilt_pipeline") else pytest.param(name, marks=pytest.mark.stress)
         for name in sorted(path.stem for path in (ROOT / "configs" / "jobs").glob("*.yaml"))
+        if name != "distributed_tuning"  # tests/tuning has it
     ],
 )
 def test_shipped_job_runs_here(name: str, tmp_path: Path) -> None:
