@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,3 +143,12 @@ def test_only_the_columns_that_are_asked_for_are_fetched(
     features = [{"name": "x", "kind": "numeric"}]
     source = open_rows("gs://bucket/wide/rows.parquet", make_config("x", features=features), labelled=True)
     assert read_all(source)["x"].to_pylist() == list(range(10_000))
+
+
+def test_a_bucket_that_cannot_be_reached_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and nobody listens
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setattr(files, "_FIRST_CONTACT_SECONDS", 1)
+        with pytest.raises(UserError, match=r"'gs://bucket/x/\*\.parquet': can't be listed: .*[Cc]onnect"):
+            files.list_files(["gs://bucket/x/*.parquet"])

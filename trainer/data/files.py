@@ -6,6 +6,7 @@ Everything goes through `pyarrow.fs`, so local paths and gs:// are read alike.
 from __future__ import annotations
 
 import bz2
+import datetime
 import fnmatch
 import functools
 import hashlib
@@ -54,6 +55,10 @@ _WITH_COMPRESSION = ("csv", "jsonl", "tfrecord")  # formats that other programs 
 _HEAD_BYTES = 64
 _WHOLE_BYTES = 4 << 20  # objects up to this size are fetched whole
 _EMULATOR = "STORAGE_EMULATOR_HOST"  # as in Google's own clients: a local server, without credentials
+# A bucket that can't be reached at the start is a mistake in a name or in credentials more often than a fault
+# that passes; once rows are read, waiting is cheaper than starting anew.
+_FIRST_CONTACT_SECONDS = 60
+_READING_SECONDS = 900
 _GLOB = re.compile(r"[*?\[]")
 _SPLIT_OUTPUT = re.compile(r"-\d+-of-\d+$")  # name.tfrecord-00003-of-00010
 
@@ -238,8 +243,13 @@ def _unpacker(kind: str | None):  # type: ignore[no-untyped-def]  # zlib has no 
 # --- listing ----------------------------------------------------------------------------------------
 
 
-def _filesystem(source: str) -> tuple[fs.FileSystem, str, str]:
-    """Returns the filesystem, the path in it and what to put before a path of it in messages."""
+def _filesystem(source: str, seconds: int) -> tuple[fs.FileSystem, str, str]:
+    """Returns the filesystem, the path in it and what to put before a path of it in messages.
+
+    Args:
+        source: path or URL.
+        seconds: how long a call to a bucket is tried again.
+    """
     scheme, separator, rest = source.partition("://")
     if not separator:
         return fs.LocalFileSystem(), os.path.expanduser(source), ""
@@ -249,19 +259,25 @@ def _filesystem(source: str) -> tuple[fs.FileSystem, str, str]:
         raise UserError(f"data source {source!r}: unknown scheme {scheme!r}; expected a local path or gs://")
     bucket, _, inner = rest.partition("/")
     try:
-        filesystem = _cloud_storage(os.environ.get(_EMULATOR, "").strip())
+        filesystem = _cloud_storage(os.environ.get(_EMULATOR, "").strip(), seconds)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UserError(f"data source {source!r}: can't reach the bucket: {error}") from error
     return filesystem, f"{bucket}/{inner}".rstrip("/"), "gs://"
 
 
 @functools.lru_cache(maxsize=4)
-def _cloud_storage(emulator: str) -> fs.FileSystem:
-    """Returns Arrow's file system for gs://; it waits out 429 and 5xx by itself, for 15 minutes."""
+def _cloud_storage(emulator: str, seconds: int) -> fs.FileSystem:
+    """Returns Arrow's file system for gs://; it waits out 429, 5xx and lost connections by itself."""
+    patience = datetime.timedelta(seconds=seconds)
     if not emulator:
-        return fs.GcsFileSystem()
+        return fs.GcsFileSystem(retry_time_limit=patience)
     scheme, _, host = emulator.rpartition("://")
-    return fs.GcsFileSystem(anonymous=True, scheme=scheme or "http", endpoint_override=host.rstrip("/"))
+    return fs.GcsFileSystem(
+        anonymous=True,
+        scheme=scheme or "http",
+        endpoint_override=host.rstrip("/"),
+        retry_time_limit=patience,
+    )
 
 
 def _hidden(path: str) -> bool:
@@ -303,7 +319,7 @@ def _select(filesystem: fs.FileSystem, folder: str, recursive: bool = True) -> l
 
 
 def _list_one(source: str) -> list[DataFile]:
-    filesystem, inner, prefix = _filesystem(source)
+    filesystem, inner, prefix = _filesystem(source, _FIRST_CONTACT_SECONDS)
     here = f" in {os.getcwd()}" if not prefix and not os.path.isabs(inner) else ""
     try:
         info = filesystem.get_file_info(inner)
@@ -336,6 +352,7 @@ def _list_one(source: str) -> list[DataFile]:
             )
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"data source {source!r}: can't be listed: {error}") from error
+    reading = _filesystem(source, _READING_SECONDS)[0] if prefix else filesystem
     files = {entry.path: entry for entry in found if entry.type == fs.FileType.File}
     if not files:
         raise UserError(
@@ -347,7 +364,7 @@ def _list_one(source: str) -> list[DataFile]:
         shown = path[2:] if path.startswith("./") else path
         info = files[path]
         listed.append(
-            DataFile(prefix + shown, info.size or 0, _partitions(shown), path, filesystem, info.mtime_ns)
+            DataFile(prefix + shown, info.size or 0, _partitions(shown), path, reading, info.mtime_ns)
         )
     return listed
 
