@@ -4,7 +4,9 @@ Each argument is ROLE=STEP,STEP,...: a replica does the steps of its own role (t
 chief for a lone one; `worker1` is the second of pool 1). Steps: `say:TEXT`, `env` (writes its variables to
 FOLDER/<name>.json), `sleep:S`, `exit:CODE`, `first:STEP` (only on its first start), `signal:N` (itself),
 `trap:CODE` (SIGTERM exits with it), `deaf` (SIGTERM is ignored), `child` (starts a process that sleeps),
-`meet` (listens at its own address and reaches everybody else's).
+`meet` (listens at its own address and reaches everybody else's), `mark:NAME` (writes an empty FOLDER/NAME),
+`await:NAME` (until FOLDER/NAME is there; what a test says of an order is told by these two, never by sleeping),
+`again:NAME` (until replica NAME has been started a second time).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 SERVICE = ("AIP_", "CLOUD_ML_", "TF_CONFIG", "CLUSTER_SPEC", "TPU_", "MY_")
@@ -48,6 +51,15 @@ def meet() -> None:
     print(f"met {len(everybody)}", flush=True)
 
 
+def wait(condition: Callable[[], bool], what: str) -> None:
+    """Waits until something is so; a hang is an error."""
+    limit = time.monotonic() + 120
+    while not condition():
+        if time.monotonic() > limit:
+            sys.exit(f"{name} waited in vain for {what}")
+        time.sleep(0.02)
+
+
 def act(step: str) -> None:
     """Does one step."""
     verb, _, value = step.partition(":")
@@ -73,6 +85,13 @@ def act(step: str) -> None:
         (FOLDER / f"{name}.child").write_text(str(child.pid))
     elif verb == "meet":
         meet()
+    elif verb == "mark":
+        (FOLDER / value).touch()
+    elif verb == "await":
+        wait((FOLDER / value).exists, value)
+    elif verb == "again":
+        log = FOLDER / f"{value}.starts"
+        wait(lambda: log.exists() and len(log.read_text()) > 1, f"the second start of {value}")
     elif verb != "first":
         sys.exit(f"unknown step {step}")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
+from checkout import copy_checkout
 from packaging.requirements import Requirement
 
 import trainer
@@ -18,12 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_sdist_of_a_checkout(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="the test environment has no setuptools to build with")
-    copy = tmp_path / "checkout"  # a build leaves files behind
+    copy = tmp_path / "checkout"
     copy.mkdir()
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md"):
-        shutil.copy(ROOT / name, copy)
-    shutil.copytree(ROOT / "trainer", copy / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
-    path = package.sdist(copy, str(tmp_path / "out"))
+    path = package.sdist(copy_checkout(copy), str(tmp_path / "out"))
     assert Path(path).name == f"trainer-{trainer.__version__}.tar.gz"
     with tarfile.open(path) as archive:
         names = archive.getnames()

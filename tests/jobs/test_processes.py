@@ -82,7 +82,12 @@ RESTARTS = {"restartJobOnWorkerRestart": True}
 
 
 def test_replicas_find_each_other_and_the_chief_ends_the_job(tmp_path: Path) -> None:
-    outcome, shown = run(tmp_path, "--chief=env,meet", "--worker=env,meet,say:waiting,sleep:600", workers=2)
+    steps = (
+        "--chief=env,meet,await:first,await:second",
+        "--worker0=env,meet,mark:first,sleep:600",
+        "--worker1=env,meet,mark:second,sleep:600",
+    )
+    outcome, shown = run(tmp_path, *steps, workers=2)
     assert (outcome.state, outcome.exit_code) == ("SUCCEEDED", 0)
     assert outcome.codes["chief"] == [0]
     assert outcome.codes["worker1"] == outcome.codes["worker2"] == [143]
@@ -131,13 +136,17 @@ def test_killed_worker_restarts_all_or_itself_alone(tmp_path: Path) -> None:
     assert "worker2 is killed now" in shown
     for path in tmp_path.glob("*.starts"):
         path.unlink()
-    steps = ("--chief=meet,say:met all,sleep:2", "--worker0=meet,sleep:600", "--worker1=first:meet,sleep:600")
+    steps = (
+        "--chief=meet,say:met all,again:worker1",
+        "--worker0=meet,sleep:600",
+        "--worker1=first:meet,sleep:600",
+    )
     alone, shown = run(tmp_path, *steps, workers=2, more=loss())
     assert alone.state == "SUCCEEDED", shown
     assert alone.starts == {"chief": 1, "worker1": 1, "worker2": 2}
     failed, _ = run(
         tmp_path,
-        *steps[:2],
+        *("--chief=meet,say:met all,sleep:600", "--worker0=meet,sleep:600"),
         "--worker1=meet,sleep:600",
         workers=2,
         more=loss(),
@@ -150,15 +159,15 @@ def test_killed_worker_restarts_all_or_itself_alone(tmp_path: Path) -> None:
 def test_preempted_machine_gets_sigterm_and_what_follows_is_not_blamed(tmp_path: Path) -> None:
     """The peer of a lost machine ends with 1 before the machine itself does: no error of the program."""
     steps = (
-        "--chief=trap:143,say:ready,first:sleep:600",
-        "--worker=say:up,first:sleep:1,first:exit:1,sleep:600",
+        "--chief=trap:143,say:ready,mark:ready,first:sleep:600",
+        "--worker=first:await:ready,first:sleep:1,first:exit:1,sleep:600",
     )
     more = {"losses": [Loss("chief", "preempted", text="ready")]}
-    slow = ("--chief=deaf,say:ready,first:sleep:600", steps[1])
+    slow = ("--chief=deaf,say:ready,mark:ready,first:sleep:600", steps[1])
     outcome, shown = run(tmp_path, *steps, workers=1, more=more, **RESTARTS)
     assert outcome.state == "SUCCEEDED", shown
     assert outcome.codes["chief"] == [143, 0]
-    for path in tmp_path.glob("*.starts"):
+    for path in (*tmp_path.glob("*.starts"), tmp_path / "ready"):
         path.unlink()
     path = write_job(tmp_path, *slow, workers=1, **RESTARTS)
     deaf = processes.run(
