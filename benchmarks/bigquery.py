@@ -23,8 +23,7 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +42,8 @@ process.prepare()  # the allocator settings of a training run, for all of ours
 
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
+
+from benchmarks.measuring import tell, to_last  # noqa: E402
 
 FLOATS, INTEGERS, TEXTS = 13, 26, 26
 MESSAGE_ROWS = 4096
@@ -152,16 +153,6 @@ class Variant:
     run: Callable[[], tuple[int, float]]
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-
-
-def to_last(batches: Iterable[Any], rows_of: Callable[[Any], int]) -> tuple[int, float]:
-    """Iterates; returns rows and the seconds until the last batch was there."""
-    begin = last = time.perf_counter()
-    rows = 0
-    for batch in batches:
-        rows += rows_of(batch)
-        last = time.perf_counter()
-    return rows, last - begin
 
 
 def sample(variant: Variant, expected: int) -> None:
@@ -413,12 +404,7 @@ def main() -> int:
         serve(arguments.rows)
         return 0
     figures = measure(arguments)
-    for figure in figures:
-        verdict = "holds" if figure["holds"] else "MISSED"
-        print(f"{figure['name']:65}{figure['value']:8.2f}  {figure['goal']:8} {verdict}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n")
-    return 0 if all(figure["holds"] for figure in figures) else 1
+    return tell(figures, arguments.json)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ import input_data  # noqa: E402
 import input_report  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from benchmarks.measuring import to_last  # noqa: E402
 from trainer.data.encode import Encoder  # noqa: E402
 from trainer.data.pipeline import Pipeline  # noqa: E402
 from trainer.data.source import Source, Unit, open_rows  # noqa: E402
@@ -112,16 +113,6 @@ def sample(variant: Variant, expected: int) -> None:
 
 
 # --- variants -----------------------------------------------------------------------------------------
-
-
-def to_last(batches: Iterable[Any], rows_of: Callable[[Any], int]) -> tuple[int, float]:
-    """Iterates; returns rows and the seconds until the last batch was there."""
-    begin = last = time.perf_counter()
-    rows = 0
-    for batch in batches:
-        rows += rows_of(batch)
-        last = time.perf_counter()
-    return rows, last - begin
 
 
 def valid_rows(batch: dict[str, tf.Tensor]) -> int:

@@ -10,7 +10,6 @@ ratio is the median over rounds. Columns that no feature names are not fetched: 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -31,6 +30,7 @@ process.prepare()
 import pyarrow.parquet as pq  # noqa: E402
 
 from benchmarks import bigquery as shared  # noqa: E402
+from benchmarks.measuring import tell  # noqa: E402
 from tests.servers import gcs  # noqa: E402
 
 FILES = 4
@@ -90,12 +90,7 @@ def main() -> int:
     parser.add_argument("--json", help="file for the figures")
     arguments = parser.parse_args()
     figures = measure(arguments.rows, arguments.rounds)
-    for figure in figures:
-        verdict = "holds" if figure["holds"] else "MISSED"
-        print(f"{figure['name']:65}{figure['value']:8.2f}  {figure['goal']:8} {verdict}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n")
-    return 0 if all(figure["holds"] for figure in figures) else 1
+    return tell(figures, arguments.json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.worker_processes import free_addresses
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 5
@@ -52,12 +53,7 @@ def measure(task: dict[str, Any]) -> dict[str, list[float]]:
 
 def together(workers: int, cases: list[dict[str, Any]]) -> dict[str, float]:
     """Returns the median seconds a step of each case, trained by some processes together."""
-    sockets = [socket.socket() for _ in range(workers)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    hosts = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
+    hosts = free_addresses(workers)
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(workers):

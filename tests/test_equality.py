@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from equality import BATCH, CASES, ROWS, write
+from worker_processes import end_well, free_addresses
 
 pytestmark = pytest.mark.slow
 
@@ -27,12 +26,7 @@ JUMPING = ("auc", "pr_auc", "accuracy", "precision", "recall", "macro_f1", "top_
 
 
 def start(folder: Path, processes: int, replicas: int) -> list[subprocess.Popen[str]]:
-    sockets = [socket.socket() for _ in range(processes)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    hosts = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
+    hosts = free_addresses(processes)
     here = Path(__file__).parent
     common = {
         **os.environ,
@@ -57,16 +51,6 @@ def start(folder: Path, processes: int, replicas: int) -> list[subprocess.Popen[
     return made
 
 
-def finish(processes: Sequence[subprocess.Popen[str]]) -> None:
-    try:
-        outputs = [process.communicate(timeout=550)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, np.ndarray]]]:
     """What each process of each way of training ended with."""
@@ -78,8 +62,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
         write(folder / "rows")
         running[way] = start(folder, processes, replicas)
         if way != "one":  # a few at a time: each takes seconds to start
-            finish(running[way])
-    finish(running["one"])
+            end_well(running[way])
+    end_well(running["one"])
     return {
         way: [dict(np.load(base / way / f"{rank}.npz")) for rank in range(processes)]
         for way, (processes, _) in WAYS.items()

@@ -12,6 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from checkout import build_sdist
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
@@ -42,14 +43,7 @@ def pins(lock: str, python: str = "3.10") -> dict[str, str]:
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds the sdist as `make package` does, from a copy: a build leaves files behind."""
     pytest.importorskip("setuptools", reason="the test environment has no setuptools to build with")
-    copy = tmp_path_factory.mktemp("checkout")
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md"):
-        shutil.copy(ROOT / name, copy)
-    shutil.copytree(ROOT / "trainer", copy / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "setup.py", "--quiet", "sdist", "--formats=gztar", "--dist-dir", "dist"]
-    subprocess.run(command, cwd=copy, check=True, capture_output=True)
-    (archive,) = (copy / "dist").iterdir()
-    return archive
+    return build_sdist(tmp_path_factory.mktemp("checkout"))
 
 
 @pytest.fixture(scope="module")

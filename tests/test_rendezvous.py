@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from loop_parts import config
+from worker_processes import free_addresses
 
 from trainer import agreement, rendezvous
 from trainer.config import Config
@@ -25,11 +26,7 @@ SETTINGS = config(strategy__join_seconds=30, strategy__lost_seconds=20)
 
 
 def services(count: int) -> list[Service]:
-    ports = []
-    for _ in range(count):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            ports.append(f"localhost:{free.getsockname()[1]}")
+    ports = free_addresses(count)
     return [
         Service(
             role="chief" if rank == 0 else "worker",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from worker_processes import end_well, free_addresses
 
 STEPS, BATCH = 12, 32
 CASES: dict[str, dict[str, Any]] = {
@@ -123,13 +123,7 @@ def run_all(way: str, folder: Path, environments: list[dict[str, str]]) -> list[
         )
         for path, environment in zip(paths, environments, strict=True)
     ]
-    try:
-        outputs = [process.communicate(timeout=550)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
+    end_well(processes)
     return [dict(np.load(path)) for path in paths]
 
 
@@ -155,12 +149,7 @@ def test_two_replicas(one: dict[str, np.ndarray], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_workers(one: dict[str, np.ndarray], tmp_path: Path) -> None:
-    sockets = [socket.socket() for _ in range(2)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    addresses = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
+    addresses = free_addresses(2)
     cluster = {"worker": addresses}
     environments = [
         {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}})}

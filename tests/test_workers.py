@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loop_parts import ArrayPipeline, arrays, config, make_loop, one_device, weights
+from worker_processes import free_addresses
 
 from trainer.errors import EXIT_INTERRUPTED
 
@@ -62,11 +62,7 @@ np.savez(f"{folder}/worker{worker}.npz", *loop.model.get_weights(), history=json
 
 
 def start(folder: Path) -> list[subprocess.Popen[str]]:
-    ports = []
-    for _ in range(2):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            ports.append(f"localhost:{free.getsockname()[1]}")
+    ports = free_addresses(2)
     here = os.path.dirname(__file__)
     made = []
     for worker, role in enumerate(("chief", "worker")):

@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -121,7 +122,7 @@ def join(
     return made
 
 
-class _Connected(Peers):
+class _Connected(Peers, ABC):
     """What the chief and the workers have in common."""
 
     def __init__(self, config: Config, me: Service, grace: float) -> None:
@@ -135,9 +136,9 @@ class _Connected(Peers):
         self._closing = False
         self._documents: dict[str, deque[Any]] = defaultdict(deque)
 
+    @abstractmethod
     def meet(self) -> None:
         """Waits for the others."""
-        raise NotImplementedError
 
     def _name(self, rank: int) -> str:
         return f"{'the chief' if rank == 0 else f'worker {rank}'} at {self._me.hosts[rank]}"
@@ -165,11 +166,13 @@ class _Connected(Peers):
                 line.why = f"no sign of life for {silent:.0f} s (strategy.lost_seconds)"
                 line.close()  # which the thread that reads will notice
 
+    @abstractmethod
     def _message(self, line: Line, message: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Takes a message of another process."""
 
+    @abstractmethod
     def _gone(self, line: Line) -> None:
-        raise NotImplementedError
+        """Hears that a connection has ended."""
 
     def _judge(self, verdict: UserError) -> None:
         """Notes why everyone must stop, and ends this process if its main thread doesn't notice in time."""
@@ -217,8 +220,9 @@ class _Connected(Peers):
         self._tell(error)
         super().end_now(error)
 
+    @abstractmethod
     def _tell(self, error: BaseException) -> None:
-        raise NotImplementedError
+        """Tells the others why everyone must stop."""
 
 
 class Chief(_Connected):

@@ -321,6 +321,7 @@ def _pipelines(
     )
     losses.class_weights(config, features)  # an unknown class name is found now
     cache = config.data.cache_dir or environment.join(paths.output, "cache")
+    marks = _fingerprints(splits, folder) if folder is not None else {}
     pipelines: dict[str, Pipeline] = {}
     for source in splits.sources:
         encoder = Encoder(features, weight_column=config.data.weight)
@@ -346,7 +347,6 @@ def _pipelines(
             log.info("%s: %s", source.name, source.counts())
     if folder is not None:
         leaks.warn(config, splits, features, sum(pipeline.rows for pipeline in pipelines.values()))
-        marks = _fingerprints(splits, folder)
         summary = results.data_summary(splits, pipelines)
         folder.write_json(
             "data.json", {name: {**figures, "fingerprint": marks[name]} for name, figures in summary.items()}
@@ -368,7 +368,7 @@ def _fingerprints(splits: Splits, folder: outputs.RunFolder) -> dict[str, str]:
     now = {source.name: source.fingerprint() for source in splits.sources}
     known = folder.read_json("data.json") if folder.state == "started" else None
     for name, mark in now.items():
-        if known is not None and known.get(name, {}).get("fingerprint") != mark:
+        if known is not None and known.get(name, {}).get("fingerprint", mark) != mark:
             raise UserError(
                 f"data.source: the rows of the {name} split are in other files, or files of other sizes or "
                 f"times, than when the run in {folder.paths.output} began; put them back, or start anew with "

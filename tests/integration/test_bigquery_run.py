@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from small_run import Small, clean_environment, small_config, small_table
+from worker_processes import free_addresses
 
 from tests.servers.bigquery import BigQueryServer
 from trainer.checkpoints import Checkpoints
@@ -86,11 +86,7 @@ def test_two_workers_read_one_session_even_of_a_single_stream(
     server: BigQueryServer, small: Small, finished: Path, tmp_path: Path
 ) -> None:
     server.most_streams = 1
-    ports = []
-    for _ in range(2):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            ports.append(f"localhost:{free.getsockname()[1]}")
+    ports = free_addresses(2)
     cluster = {"chief": ports[:1], "worker": ports[1:]}
     workers = [
         subprocess.Popen(

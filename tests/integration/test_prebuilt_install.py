@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from checkout import build_sdist
 from packaging.requirements import Requirement
 
 from tests.integration.small_run import small_config
@@ -142,14 +142,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist, built from a copy of the checkout: a build leaves files behind."""
-    copy = tmp_path_factory.mktemp("checkout")
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md"):
-        shutil.copy(ROOT / name, copy)
-    shutil.copytree(ROOT / "trainer", copy / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "setup.py", "--quiet", "sdist", "--formats=gztar", "--dist-dir", "dist"]
-    subprocess.run(command, cwd=copy, check=True, capture_output=True)
-    (made,) = (copy / "dist").iterdir()
-    return made
+    return build_sdist(tmp_path_factory.mktemp("checkout"))
 
 
 @pytest.fixture(scope="module")

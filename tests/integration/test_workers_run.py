@@ -6,7 +6,6 @@ import csv
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from small_run import Small, clean_environment, wait_until
+from worker_processes import free_addresses
 
 pytestmark = pytest.mark.slow
 
@@ -43,12 +43,7 @@ class Job:
         without: Sequence[int] = (),
         evaluator: bool = False,
     ) -> None:
-        sockets = [socket.socket() for _ in range(count)]
-        for each in sockets:
-            each.bind(("localhost", 0))
-        hosts = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-        for each in sockets:
-            each.close()
+        hosts = free_addresses(count)
         self.hosts = hosts
         self.folder = small.folder / output
         cluster = {"chief": hosts[:1], "worker": hosts[1:]}
