@@ -5,7 +5,7 @@ chief for a lone one; `worker1` is the second of pool 1). Steps: `say:TEXT`, `en
 FOLDER/<name>.json), `sleep:S`, `exit:CODE`, `first:STEP` (only on its first start), `signal:N` (itself),
 `trap:CODE` (SIGTERM exits with it), `deaf` (SIGTERM is ignored), `child` (starts a process that sleeps),
 `meet` (listens at its own address and reaches everybody else's), `mark:NAME` (writes an empty FOLDER/NAME),
-`await:NAME` (until FOLDER/NAME is there; what a test says of an order is told by these two, never by sleeping),
+`await:NAME` (until FOLDER/NAME is there: with `mark`, how a test says what comes after what),
 `again:NAME` (until replica NAME has been started a second time).
 """
 
