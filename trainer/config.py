@@ -113,6 +113,11 @@ class DataConfig(Section):
     )
     chunk_rows: int = Field(65_536, ge=1, description="Rows that are read and encoded at a time.")
     reader_threads: int = Field(2, ge=1, le=256, description="Files or streams read at once.")
+    sharding: Literal["batches", "rows"] = Field(
+        "batches",
+        description="Several workers: with batches each reads all rows and keeps its slice of every batch, "
+        "so that figures are the same on any number of workers; with rows each reads its own share alone.",
+    )
     on_bad_record: Literal["fail", "skip"] = Field(
         "fail", description="What to do with a row that can't be read as the features ask."
     )

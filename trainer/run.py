@@ -42,7 +42,7 @@ from trainer.optimizer import Optimizer
 from trainer.rendezvous import Peers
 from trainer.reporting import Reporter
 from trainer.spread import Spread
-from trainer.state import RunState, settings
+from trainer.state import RunState, begin, settings
 from trainer.watchdog import Watchdog
 
 log = logging.getLogger("trainer")
@@ -183,7 +183,7 @@ def _train(
             spread=spread,
         )
         peers.last_words.append(lambda error: checkpoints.wait())
-        state = checkpoints.restore() or RunState()
+        state = begin(checkpoints.restore(), config, me.workers)
         seen = min(train.rows, state.step % steps_per_epoch * config.training.batch_size)
         if seen and getattr(splits.train, "recut", False):
             log.warning(
@@ -313,8 +313,9 @@ def _pipelines(
 ) -> dict[str, Pipeline]:
     """Makes the pipeline of each split and its first pass, which finds bad rows before training starts.
 
-    Every worker reads all rows and takes its slice of each global batch: so the batches are the same for any
-    number of workers, whatever the sizes and the number of files.
+    With data.sharding=batches every worker reads all rows and takes its slice of each global batch: so the
+    batches are the same for any number of workers, whatever the sizes and the number of files. With rows, the
+    chief counts the rows of each file or stream for all, and each worker reads its share of them alone.
     """
     strategies.check_batch(
         config.training.batch_size, strategy.num_replicas_in_sync, config.training.accumulate
@@ -341,6 +342,8 @@ def _pipelines(
             rows=features.rows if source is splits.train else None,
             shard_index=me.worker_index,
             shard_count=me.workers,
+            sharding=config.data.sharding,
+            unit_rows=lambda count: peers.hand("counts", count),
         )
         pipelines[source.name].prepare()
         if folder is not None:

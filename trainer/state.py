@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.config import Config
+from trainer.errors import UserError
 
 # What gives a step number its meaning (which rows were seen) and the weights theirs. A run that goes on with
 # another value of these would be neither the old run nor a new one.
@@ -24,6 +25,7 @@ _MUST_MATCH = (
     "data.chunk_rows",
     "data.limit_rows",
     "data.cache",
+    "data.sharding",
     "training.batch_size",
     "training.steps_per_epoch",
     "training.optimizer",
@@ -46,6 +48,7 @@ class RunState:
         best: `{"step", "epoch", "monitor", "value"}` of the best epoch, or None.
         stopped: Why training ended before its time, or "".
         seconds: Training time so far, over all restarts.
+        workers: Processes that train together; with data.sharding=rows, who has which rows depends on it.
     """
 
     step: int = 0
@@ -59,6 +62,27 @@ class RunState:
     best: dict[str, Any] | None = None
     stopped: str = ""
     seconds: float = 0.0
+    workers: int = 1
+
+
+def begin(restored: RunState | None, config: Config, workers: int) -> RunState:
+    """Returns the state that a start of a run goes on from: the restored one, else that of a new run.
+
+    Args:
+        restored: of the newest checkpoint, if there is one.
+        config: the run's config.
+        workers: processes that train together now.
+
+    Raises:
+        UserError: the rows were shared out to another number of workers before.
+    """
+    state = restored or RunState(workers=workers)
+    if config.data.sharding == "rows" and state.workers != workers:
+        raise UserError(
+            f"data.sharding=rows: this run began with {state.workers} worker(s), now there are {workers}, to "
+            "whom other rows would fall: start as many as before, or start anew with --fresh"
+        )
+    return state
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -153,12 +153,14 @@ def arithmetic(config: Config, strategy: tf.distribute.Strategy, rows: int, step
     workers = max(1, replicas // local_replicas(strategy))
     steps = total_steps(config, steps_per_epoch)
     parts = f", each in {training.accumulate} parts" if training.accumulate > 1 else ""
+    read = "its share of the rows" if config.data.sharding == "rows" else "all rows"
+    shared = f" Each worker reads {read} (data.sharding={config.data.sharding})." if workers > 1 else ""
     limit = f" (training.max_steps {training.max_steps:,})" if training.max_steps else ""
     return (
         f"Global batch {training.batch_size:,} = {_many(workers, 'worker')} x "
         f"{_many(replicas // workers, 'replica')} x {training.batch_size // replicas:,} rows{parts}; "
         f"{rows:,} rows make {_many(steps_per_epoch, 'step')} an epoch; "
-        f"{_many(training.epochs, 'epoch')}: {_many(steps, 'step')}{limit}."
+        f"{_many(training.epochs, 'epoch')}: {_many(steps, 'step')}{limit}.{shared}"
     )
 
 

@@ -19,6 +19,9 @@ from tests.servers.bigquery import BigQueryServer
 from trainer.checkpoints import Checkpoints
 from trainer.config import Config
 from trainer.data import bigquery_client
+from trainer.data.source import open_splits
+from trainer.evaluate import evaluate
+from trainer.predict import load
 from trainer.run import train
 
 TABLE = small_table()
@@ -81,18 +84,15 @@ def test_a_killed_run_goes_on_in_its_sessions_to_the_figures_of_files(
     assert any(offsets)  # went on inside of a stream
 
 
-@pytest.mark.slow
-def test_two_workers_read_one_session_even_of_a_single_stream(
-    server: BigQueryServer, small: Small, finished: Path, tmp_path: Path
-) -> None:
-    server.most_streams = 1
+def train_on_two_workers(server: BigQueryServer, small: Small, folder: Path, *more: str) -> dict[str, Any]:
+    """Trains on the table of the server with a chief and a worker, each a process; returns the metrics."""
     ports = free_addresses(2)
     cluster = {"chief": ports[:1], "worker": ports[1:]}
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "trainer", "train", "--config", str(small.config),
-             "--data.source=bigquery://p.d.t", f"--output_dir={tmp_path}/run", "--report.importance_rows=0"],
-            cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+             "--data.source=bigquery://p.d.t", f"--output_dir={folder}/run", *more],
+            cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={**clean_environment(), bigquery_client.EMULATOR: server.address,
                  "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})},
         )
@@ -106,9 +106,37 @@ def test_two_workers_read_one_session_even_of_a_single_stream(
             worker.wait()
     assert [worker.returncode for worker in workers] == [0, 0], "\n".join(told)
     assert len(server.creates) == 4  # columns, and one a split: none by the second worker
-    here = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    return json.loads((folder / "run" / "metrics.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["batches", "rows"])
+def test_two_workers_read_one_session_even_of_a_single_stream(
+    sharding: str,
+    server: BigQueryServer,
+    small: Small,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.most_streams = 1
+    here = train_on_two_workers(
+        server, small, tmp_path, f"--data.sharding={sharding}", "--data.cache=none", "--report.importance_rows=0"
+    )
     there = json.loads((finished / "metrics.json").read_text())
     assert here["steps"] == there["steps"]
     for split in ("train", "validation", "test"):
         assert here[split]["examples"] == there[split]["examples"]
         assert here[split]["auc"] == pytest.approx(there[split]["auc"], abs=0.05)
+    inside = [offset for _, offset in server.reads if offset]
+    if sharding == "batches":
+        assert not inside
+        return
+    assert len(inside) >= 3  # in each epoch the second worker begins where the share of the first ends
+    # One process that knows nothing of shares finds the same figures: each row was evaluated once.
+    monkeypatch.setenv(bigquery_client.EMULATOR, server.address)
+    served = load(str(tmp_path / "run"))
+    config = Config(**served.metadata["config"])
+    for source in open_splits(config).sources:
+        alone = evaluate(served, config, source.batches())
+        assert {name: here[source.name][name] for name in alone} == pytest.approx(alone, abs=1e-6)

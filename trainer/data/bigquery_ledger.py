@@ -43,8 +43,10 @@ class Ledger:
         return pages if isinstance(pages, dict) else {}
 
     def get(self, page: str, key: str) -> Any:
-        """Returns an entry, or None."""
+        """Returns an entry, or None; one that the chief's process has written meanwhile is seen."""
         with self._lock:
+            if key not in self._pages.get(page, {}) and self.path and not self.writes:
+                self._pages = self._read()
             return self._pages.get(page, {}).get(key)
 
     def put(self, page: str, key: str, value: Any) -> None:

@@ -46,6 +46,8 @@ class Plan:
         lanes: units mixed piece by piece.
         shard_index: which slice of each global batch is wanted.
         shard_count: slices of each global batch.
+        steps: batches of an epoch, where other workers may have one more than these rows fill; None: as
+            many as the rows fill.
     """
 
     rows: int
@@ -56,6 +58,17 @@ class Plan:
     lanes: int
     shard_index: int = 0
     shard_count: int = 1
+    steps: int | None = None
+
+    @property
+    def own_steps(self) -> int:
+        """Batches that the rows fill, the padded one included."""
+        return -(-self.rows // self.batch_size)
+
+    @property
+    def all_steps(self) -> int:
+        """Batches of an epoch."""
+        return self.own_steps if self.steps is None else self.steps
 
     @property
     def shard_rows(self) -> int:
@@ -66,6 +79,18 @@ class Plan:
     def pool_rows(self) -> int:
         """Rows of a pool: whole batches, so that no batch has rows of two pools."""
         return max(1, self.shuffle_rows // self.batch_size) * self.batch_size
+
+    def of_share(self, rows: int) -> Plan:
+        """Returns the plan of one worker's share of `rows` rows, of which its part of each batch is made."""
+        first, stop = order.window(rows, self.shard_index, self.shard_count)
+        return replace(
+            self,
+            rows=stop - first,
+            batch_size=self.shard_rows,
+            shard_index=0,
+            shard_count=1,
+            steps=-(-rows // self.batch_size),
+        )
 
     def chunk(self, layout: RowFormat) -> int:
         """Rows of a chunk: whole batches, up to about 16 MiB."""
@@ -161,6 +186,16 @@ class Epochs:
         first, last = start // size * size, min(-(-stop // size) * size, self.plan.rows)
         with closing(self._mixed(epoch, first, last)) as pieces:
             yield from self._pools(pieces, epoch, start, stop)
+
+    def padding(self) -> Chunk:
+        """Returns the last batch of an epoch where others have one more: its first rows, with weight 0."""
+        plan = self.plan
+        rows = min(plan.batch_size, plan.rows)
+        with closing(self.fixed(0, rows)) as chunks:
+            first = Rows(tuple(array[0] for array in next(chunks).rows.arrays))
+        batch = first.take(np.arange(plan.batch_size)[None], self._layout)  # a copy
+        batch.weigh_nothing((slice(None),))
+        return Chunk(batch, plan.own_steps * plan.batch_size)
 
     def permutation(self, epoch: int) -> np.ndarray | None:
         """Returns the order of all rows in an epoch, int64 [rows]; None where it is made pool by pool."""

@@ -97,3 +97,13 @@ def group(counts: Sequence[int], rows: int) -> list[list[int]]:
             groups.append([unit])
             size = count
     return groups
+
+
+def window(rows: int, index: int, count: int) -> tuple[int, int]:
+    """Returns the rows first..stop of share `index` of `count` shares of rows, of equal size or one apart."""
+    return index * rows // count, (index + 1) * rows // count
+
+
+def within(counts: Sequence[int], first: int, stop: int) -> list[tuple[int, int, int]]:
+    """Returns (unit, start, stop) of the rows first..stop, numbered as if all units were one."""
+    return list(cut(interleave(counts, range(len(counts)), 1, max(counts, default=1) or 1), first, stop))

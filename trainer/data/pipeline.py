@@ -8,13 +8,14 @@ import json
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from trainer.data import allocator, background
+from trainer.data import allocator, background, order
 from trainer.data.arrays import NAMES, BlocksLike, RowFormat, Rows
 from trainer.data.cache import DiskCache, available_memory, in_memory
 from trainer.data.epochs import Chunk, Epochs, Plan
@@ -35,6 +36,8 @@ class Pipeline:
     `numeric` float32 [B, N], `categorical` int32 [B, C], `label` (float32 or int32 [B], multilabel float32
     [B, K]; zeros where the source has none), `weight` float32 [B], `valid` float32 [B] (1: row, 0: padding).
     The last batch of an epoch is padded with rows of its own: weight 0, valid 0.
+
+    With `sharding="rows"` a worker that has no row for the last batch of an epoch gives padding alone.
 
     The order of a training epoch depends on `seed`, the number of the epoch, `shuffle_rows`, `batch_size`
     and the kind of cache alone (without a cache, also on `chunk_rows` and `reader_threads`): a run that
@@ -59,6 +62,8 @@ class Pipeline:
         rows: int | None = None,
         shard_index: int = 0,
         shard_count: int = 1,
+        sharding: Literal["batches", "rows"] = "batches",
+        unit_rows: Callable[[Callable[[], list[int]]], list[int]] | None = None,
     ) -> None:
         """Makes a pipeline; nothing is read yet.
 
@@ -78,7 +83,12 @@ class Pipeline:
             columns: columns to read; None: `encoder.columns`, or all that the source was opened for.
             rows: number of rows, where it is known before the first pass.
             shard_index: which part of each global batch this pipeline gives (a worker's own).
-            shard_count: parts of each global batch; every part reads the whole source.
+            shard_count: parts of each global batch.
+            sharding: "batches": every part reads the whole source and takes its slice of each global batch;
+                "rows": it reads its share of the rows alone, and its part of each batch is made of them. A
+                source with fewer rows than parts is read whole by all.
+            unit_rows: with "rows": returns the rows of each unit, from the function that counts them or from
+                who has counted them for all workers; None: they are counted here.
 
         Raises:
             UserError: the batch can't be cut into `shard_count` parts, or the disk cache has no folder.
@@ -103,15 +113,18 @@ class Pipeline:
         self._rows = rows
         self._columns = getattr(encoder, "columns", None) if columns is None else columns
         self._threads, self._chunk_rows = reader_threads, chunk_rows
-        self._plan_settings = {
-            "batch_size": batch_size,
-            "seed": seed,
-            "shuffle_rows": shuffle_rows,
-            "chunk_rows": chunk_rows,
-            "lanes": max(_LANES, reader_threads),
-            "shard_index": shard_index,
-            "shard_count": shard_count,
-        }
+        self._shares_rows = sharding == "rows" and shard_count > 1
+        self._unit_rows = unit_rows or (lambda count: count())
+        self._plan = Plan(
+            rows=0,  # known after the first pass
+            batch_size=batch_size,
+            seed=seed,
+            shuffle_rows=shuffle_rows,
+            chunk_rows=chunk_rows,
+            lanes=max(_LANES, reader_threads),
+            shard_index=shard_index,
+            shard_count=shard_count,
+        )
         self._epochs: Epochs | None = None
         self._layout: RowFormat | None = None
         self._evaluation: tf.data.Dataset | None = None
@@ -153,6 +166,7 @@ class Pipeline:
         """
         if self._epochs is not None:
             return
+        counts = self._unit_rows(self._count) if self._shares_rows else None
         reader = Reader(
             self._source,
             self._encoder,
@@ -161,14 +175,23 @@ class Pipeline:
             threads=self._threads,
             chunk_rows=self._chunk_rows,
         )
-        kept = None
-        if self._cache == "none":
+        if counts is not None and len(counts) != reader.units:
+            raise UserError(
+                f"data.source: this worker sees the {self._source.name} rows in {reader.units} parts, the "
+                f"chief in {len(counts)}: the data must be the same"
+            )
+        plan, kept, found = self._plan, None, sum(counts or ())
+        if counts is not None and found >= plan.shard_count:
+            window = order.window(found, plan.shard_index, plan.shard_count)
+            reader.set_counts(counts, window)
+            plan = plan.of_share(found)
+        elif self._cache == "none":
             counts = self._count()
             reader.set_counts(counts)
             found = sum(counts)
-        else:
+        if self._cache != "none":
             kept = self._cached(reader)
-            found = len(kept)
+            found = found or len(kept)
         name = getattr(self._source, "name", "data")
         if found == 0:
             raise UserError(f"the {name} split has no rows")
@@ -177,7 +200,7 @@ class Pipeline:
                 f"the {name} split has {found} rows, but {self._rows} were counted before: the data changed"
             )
         self._rows = found
-        plan = Plan(rows=found, **self._plan_settings)
+        plan = plan if plan.rows else replace(plan, rows=found)
         self._epochs = Epochs(plan, self.layout, kept=kept, on_disk=self._cache == "disk", reader=reader)
 
     def _count(self) -> list[int]:
@@ -192,7 +215,9 @@ class Pipeline:
         if self._cache == "memory":
             return in_memory(reader.everything(), self.layout)
         assert self._cache_dir is not None
-        about = json.dumps([self._fingerprint, self._identity(), self.layout.as_dict()], sort_keys=True)
+        about = json.dumps(
+            [self._fingerprint, self._identity(), self.layout.as_dict(), *reader.window], sort_keys=True
+        )
         cache = DiskCache(self._cache_dir, hashlib.sha256(about.encode()).hexdigest()[:32])
         rows = cache.open(self.layout)
         if rows is not None:
@@ -220,15 +245,18 @@ class Pipeline:
         return dataset.apply(tf.data.experimental.assert_cardinality(steps))
 
     def whole(self) -> Pipeline:
-        """Returns the same rows in whole global batches, without reading them again."""
-        if self._plan_settings["shard_count"] == 1:
+        """Returns all rows in whole global batches; reads them anew where they are shared out."""
+        if self._plan.shard_count == 1:
             return self
         self.prepare()
         assert self._epochs is not None
         other = copy.copy(self)
-        other._plan_settings = {**self._plan_settings, "shard_index": 0, "shard_count": 1}
-        other._epochs = self._epochs.whole()
+        other._plan = replace(self._plan, shard_index=0, shard_count=1)
         other._evaluation = None
+        if self._shares_rows:  # the rows of the others are not here
+            other._shares_rows, other._cache, other._epochs = False, "none", None
+        else:
+            other._epochs = self._epochs.whole()
         return other
 
     def evaluation(self) -> tf.data.Dataset:
@@ -273,19 +301,22 @@ class Pipeline:
     def _training_chunks(self, start_step: int, stop_step: int | None) -> Chunks:
         self.prepare()
         assert self._epochs is not None
-        epochs, per_epoch = self._epochs, self.steps_per_epoch
+        epochs, plan, per_epoch = self._epochs, self._epochs.plan, self.steps_per_epoch
         last = None if stop_step is None else (stop_step - 1) // per_epoch
         if self._shuffle and self._cache != "memory":
-            _warn_of_pool(epochs.plan, self.layout)
+            _warn_of_pool(plan, self.layout)
         epoch, step = divmod(start_step, per_epoch)
         wanted = None
         while stop_step is None or epoch * per_epoch + step < stop_step:
-            start = step * self.batch_size
-            stop = self.rows
+            steps = per_epoch
             if epoch == last and stop_step is not None:
-                stop = min(stop, (stop_step - epoch * per_epoch) * self.batch_size)
+                steps = min(steps, stop_step - epoch * per_epoch)
+            start = min(step * plan.batch_size, plan.rows)
+            stop = min(steps * plan.batch_size, plan.rows)
             following = None
-            if not self._shuffle:
+            if start == stop:  # only the padding is left of this epoch
+                chunks = _nothing()
+            elif not self._shuffle:
                 chunks = epochs.fixed(start, stop)
             else:
                 chunks = epochs.shuffled(epoch, start, stop, wanted)
@@ -293,6 +324,8 @@ class Pipeline:
                     following = background.start(epochs.permutation, epoch + 1)
             with closing(chunks):
                 yield from chunks
+            if plan.own_steps < steps:
+                yield epochs.padding()
             wanted = None if following is None else following.result()
             epoch, step = epoch + 1, 0
 
@@ -300,6 +333,8 @@ class Pipeline:
         self.prepare()
         assert self._epochs is not None
         yield from self._epochs.fixed()
+        if self._epochs.plan.own_steps < self._epochs.plan.all_steps:
+            yield self._epochs.padding()
 
     def _numpy(self, chunks: Callable[[], Chunks]) -> Iterator[dict[str, np.ndarray]]:
         with closing(chunks()) as source:
@@ -310,10 +345,11 @@ class Pipeline:
                     yield {**batch, "valid": valid[number]}
 
     def _valid(self, chunk: Chunk) -> np.ndarray:
-        rows = self._plan_settings["batch_size"] // self._plan_settings["shard_count"]
-        first = self._plan_settings["shard_index"] * rows + chunk.position
-        batches = np.arange(len(chunk.rows))[:, None] * self.batch_size
-        return (first + batches + np.arange(rows) < self.rows).astype(np.float32)
+        assert self._epochs is not None
+        plan = self._epochs.plan
+        first = plan.shard_index * plan.shard_rows + chunk.position
+        batches = np.arange(len(chunk.rows))[:, None] * plan.batch_size
+        return (first + batches + np.arange(plan.shard_rows) < plan.rows).astype(np.float32)
 
     def _dataset(self, chunks: Callable[[], Chunks]) -> tf.data.Dataset:
         """Returns a dataset of batches from a generator of chunks.
@@ -322,7 +358,7 @@ class Pipeline:
         The data is never part of the graph.
         """
         self.prepare()
-        shard_rows = self.batch_size // self._plan_settings["shard_count"]
+        shard_rows = self._plan.shard_rows
 
         def generate() -> Iterator[tuple[np.ndarray, ...]]:
             allocator.keep_freed_blocks()
@@ -346,6 +382,10 @@ class Pipeline:
         dataset = dataset.map(lambda *parts: dict(zip((*NAMES, "valid"), parts, strict=True)))
         dataset = dataset.prefetch(1).flat_map(tf.data.Dataset.from_tensor_slices).prefetch(2)
         return dataset.with_options(_options())
+
+
+def _nothing() -> Chunks:
+    yield from ()
 
 
 def _options() -> tf.data.Options:

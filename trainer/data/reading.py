@@ -58,16 +58,31 @@ class Reader:
         self._units = list(source.units())
         self._groups = [[i] for i in range(len(self._units))]
         self._unit_counts: Sequence[int] = ()
+        self._before = 0  # rows of the first group that are another worker's
+        self.window: tuple[int, ...] = ()  # (first, stop) of the rows that are wanted, where not all are
+        self._cut = False  # whether the last group has rows of another worker at its end
         self.counts: list[int] | None = None
 
-    def set_counts(self, counts: Sequence[int]) -> None:
+    def set_counts(self, counts: Sequence[int], window: tuple[int, int] | None = None) -> None:
         """Sets the number of encoded rows of each unit, and puts small units together.
 
         A thousand files of a hundred rows would otherwise be encoded a hundred rows at a time.
+
+        Args:
+            counts: rows of each unit.
+            window: the rows first..stop that are wanted, numbered as if all units were one; None: all.
         """
         self._unit_counts = counts
-        self._groups = order.group(counts, self._chunk_rows)
-        self.counts = [sum(counts[unit] for unit in members) for members in self._groups]
+        if window is None:
+            units, sizes = list(range(len(counts))), list(counts)
+        else:
+            self.window = window
+            wanted = order.within(counts, *window)
+            units, sizes = [unit for unit, _, _ in wanted], [stop - start for _, start, stop in wanted]
+            self._before, self._cut = wanted[0][1], wanted[-1][2] < counts[units[-1]]
+        groups = order.group(sizes, self._chunk_rows)
+        self._groups = [[units[place] for place in members] for members in groups]
+        self.counts = [sum(sizes[place] for place in members) for members in groups]
 
     @property
     def units(self) -> int:
@@ -75,7 +90,11 @@ class Reader:
         return len(self._units)
 
     def everything(self) -> Iterator[Rows]:
-        """Yields all rows in order; needs no counts."""
+        """Yields all rows that are wanted, in order; needs no counts unless they are a window of all."""
+        if self.counts is not None:
+            schedule = order.within(self.counts, 0, sum(self.counts))
+            yield from self.pieces(iter(schedule), self.threads)
+            return
         with _Streams(self, [[i] for i in range(len(self._units))]) as streams:
             for unit in range(len(self._units)):
                 for number in range(unit, min(unit + self.threads, len(self._units))):
@@ -115,11 +134,12 @@ class Reader:
                     return
                 group, start, stop = upcoming.popleft()
                 for number in (group, *live):
-                    streams.open(number, live[number])
+                    streams.open(number, live[number] + (0 if number else self._before))
                 stream = streams.open(group, start)
                 yield from stream.take(stop - start)
                 if stop == self.counts[group]:
-                    stream.expect_end()
+                    if not (self._cut and group == len(self.counts) - 1):
+                        stream.expect_end()
                     streams.close(group)
                     del live[group]
 
