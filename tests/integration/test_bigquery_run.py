@@ -91,7 +91,8 @@ def train_on_two_workers(server: BigQueryServer, small: Small, folder: Path, *mo
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "trainer", "train", "--config", str(small.config),
-             "--data.source=bigquery://p.d.t", f"--output_dir={folder}/run", *more],
+             "--data.source=bigquery://p.d.t", f"--output_dir={folder}/run", "--report.importance_rows=0",
+             *more],
             cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={**clean_environment(), bigquery_client.EMULATOR: server.address,
                  "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})},
@@ -120,9 +121,7 @@ def test_two_workers_read_one_session_even_of_a_single_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server.most_streams = 1
-    here = train_on_two_workers(
-        server, small, tmp_path, f"--data.sharding={sharding}", "--data.cache=none", "--report.importance_rows=0"
-    )
+    here = train_on_two_workers(server, small, tmp_path, f"--data.sharding={sharding}", "--data.cache=none")
     there = json.loads((finished / "metrics.json").read_text())
     assert here["steps"] == there["steps"]
     for split in ("train", "validation", "test"):
