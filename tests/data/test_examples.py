@@ -64,6 +64,9 @@ def decoded(records: list[bytes]) -> dict[str, list[Any]] | None:
         return None
     result = {}
     for name, (values, lengths) in found.items():
+        if lengths is None:
+            result[name] = values.to_pylist()
+            continue
         place = pa.array(np.maximum(np.cumsum(lengths) - 1, 0), mask=lengths == 0)
         result[name] = values.take(place).to_pylist()
     return result
@@ -150,6 +153,24 @@ def test_parts_of_texts_that_are_short_and_long(size: int, monkeypatch: pytest.M
     found = decoded(records[:400])
     assert found is not None
     assert found["text"] == texts[:400]
+
+
+@pytest.mark.parametrize("length", [1, 5, 6, 14, 100, 101, 119, 128])
+def test_names_and_values_of_any_length(length: int) -> None:
+    """Entries below and above 128 bytes, values of one size and of several, at every place in a word."""
+    name = "n" * length
+    texts = [[b"x" * size] * 3 for size in (*range(10), *range(100, 130))] + [[b"", b"a" * 7, b"b" * 8]]
+    integers = [[(1 << bits) - 1] * 3 for bits in range(64)] + [[-1, 0, 1], [1, 127, 128], [-(2**63)] * 3]
+    for values in (*texts, *integers, [0.5, -0.0, 1e30]):
+        kind = {bytes: "bytes_list", int: "int64_list", float: "float_list"}[type(values[0])]
+        records = [example({name: value, "id": 7}) for value in values]
+        found = decode(records, {name: kind, "id": "int64_list"})
+        assert found is not None
+        column, lengths = found[name]
+        assert lengths is None
+        stored = np.float32(values).tolist() if kind == "float_list" else values
+        assert column.to_pylist() == stored
+        assert found["id"][0].to_pylist() == [7, 7, 7]
 
 
 def test_nothing_wanted_and_no_records() -> None:

@@ -9,54 +9,65 @@ and tensorflow/core/example/feature.proto.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-Column = tuple[pa.Array, np.ndarray]  # values that there are, and int64 [records]: 1 with a value, else 0
+from trainer.data.example_columns import (
+    KEEP,
+    U64,
+    Column,
+    Feature,
+    Part,
+    UnusualError,
+    Values,
+    column,
+    counted,
+    joined,
+    require,
+    words_of,
+)
+
+_TAGS = {"bytes_list": 0x0A, "float_list": 0x12, "int64_list": 0x1A}
+_ODD = U64(0xD6E8FEB86659FD93)
+_LONGEST_NAME = 256
+_USUAL_NAME = 100  # a longer name is not looked for in the fast way
+_MIXED = 8  # names that entries of one number may have, on average: with more, a full parser is faster
+_PART_BYTES = 4 << 20  # bytes that are gone over at a time: they stay in the processor's cache
+_LONGEST = 1 << 30  # bytes of all records together: offsets are int32
+_BEFORE, _AFTER = bytes(8), bytes(128)  # around the records, so that whatever is looked at is there
 
 
-class _Words(NamedTuple):
-    """Texts of up to 8 bytes, each as one number.
+class _Pattern(NamedTuple):
+    """The bytes before a value, in the usual form of an entry below 128 bytes, as words.
+
+    Each word is `(word & mask) == fixed + size * grows`, with `size` the number of bytes of the value.
 
     Attributes:
-        keys: uint64 [texts]: the bytes; in the last one the length, unless all texts have 8.
-        full: whether all texts have 8 bytes.
+        before: bytes from the first of the entry to the value.
+        blank: bytes before the entry, so that the value begins a word.
+        words: (mask, fixed, grows) of each word before the value.
     """
 
-    keys: np.ndarray
-    full: bool
-
-    def array(self) -> pa.Array:
-        """Returns dictionary<int32, binary>: numbers are told apart faster than texts."""
-        encoded = pa.array(self.keys).dictionary_encode()
-        distinct = encoded.dictionary.to_numpy()
-        places = distinct.astype("<u8").view(np.uint8).reshape(-1, 8)
-        sizes = np.full(len(distinct), 8, np.int32) if self.full else (distinct >> _U64(56)).astype(np.int32)
-        offsets = np.zeros(len(distinct) + 1, np.int32)
-        np.cumsum(sizes, out=offsets[1:])
-        body = places[np.arange(8) < sizes[:, None]]
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(body)]
-        texts = pa.Array.from_buffers(pa.binary(), len(distinct), buffers)
-        return pa.DictionaryArray.from_arrays(encoded.indices, texts)
+    before: int
+    blank: int
+    words: tuple[tuple[np.uint64, np.uint64, np.uint64], ...]
 
 
-_Values: TypeAlias = "pa.Array | _Words"
-
-_U64 = np.uint64
-_KEEP = np.array([(1 << 8 * size) - 1 for size in range(8)] + [2**64 - 1], _U64)  # first bytes of a word
-_TAGS = {"bytes_list": 0x0A, "float_list": 0x12, "int64_list": 0x1A}
-_ODD = _U64(0xD6E8FEB86659FD93)
-_LONGEST_NAME = 256
-_MIXED = 8  # names that entries of one number may have, on average: with more, a full parser is faster
-_PART_BYTES = 8 << 20  # bytes that are gone over at a time: they stay in the processor's cache
-_LONGEST = 1 << 30  # bytes of all records together: offsets are int32
-
-
-class _UnusualError(Exception):
-    """Something that only a full parser should judge."""
+@functools.lru_cache(maxsize=4096)
+def _pattern(name: bytes, tag: int) -> _Pattern:
+    """Returns the pattern of a feature: Features.feature{key, value: Feature{list{value}}}."""
+    size = len(name)
+    fixed = bytes([0x0A, size + 8, 0x0A, size]) + name + bytes([0x12, 4, tag, 2, 0x0A, 0])
+    grows = bytes([0, 1, 0, 0]) + bytes(size) + bytes([0, 1, 0, 1, 0, 1])
+    blank = -len(fixed) % 8
+    masks = bytes(blank) + b"\xff" * len(fixed)
+    rows = (
+        np.frombuffer(part, "<u8").astype(U64) for part in (masks, bytes(blank) + fixed, bytes(blank) + grows)
+    )
+    return _Pattern(len(fixed), blank, tuple(zip(*rows, strict=True)))
 
 
 def decode(records: list[bytes], kinds: Mapping[str, str]) -> dict[str, Column] | None:
@@ -72,54 +83,46 @@ def decode(records: list[bytes], kinds: Mapping[str, str]) -> dict[str, Column] 
     """
     step = max(256, _PART_BYTES * len(records) // max(1, sum(map(len, records))))
     parts = []
+    sizes = []
     for first in range(0, max(1, len(records)), step):
         some = records[first : first + step]
-        data = b"".join([*some, bytes(32)])
+        data = b"".join([_BEFORE, *some, _AFTER])
         if len(data) > _LONGEST:
             return None
+        bounds = np.cumsum([len(_BEFORE), *map(len, some)], dtype=np.int64)
         try:
-            parts.append(
-                _Batch(data, np.cumsum([len(record) for record in some], dtype=np.int64)).columns(kinds)
-            )
-        except _UnusualError:
+            parts.append(_Batch(data, bounds[:-1], bounds[1:]).columns(kinds))
+        except UnusualError:
             return None
+        sizes.append(len(some))
     return {
-        name: (_joined([part[name][0] for part in parts]), np.concatenate([part[name][1] for part in parts]))
+        name: (joined([part[name][0] for part in parts]), counted([part[name][1] for part in parts], sizes))
         for name in kinds
     }
 
 
-def _joined(parts: Sequence[_Values]) -> pa.Array:
-    """Puts the values of all parts together."""
-    words = [part for part in parts if isinstance(part, _Words)]
-    if len(words) == len(parts) and len({part.full for part in words}) == 1:
-        return _Words(np.concatenate([part.keys for part in words]), words[0].full).array()
-    arrays = [part.array().dictionary_decode() if isinstance(part, _Words) else part for part in parts]
-    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
-
-
-def _require(holds: bool | np.bool_) -> None:
-    if not holds:
-        raise _UnusualError
-
-
 class _Batch:
-    """The bytes of some records; positions are counted from the first byte of the first."""
+    """The bytes of some records.
 
-    def __init__(self, data: bytes, ends: np.ndarray) -> None:
+    Args:
+        data: the records with `_BEFORE` and `_AFTER` around them, and anything between them.
+        starts: int64 [records]: where each begins.
+        ends: int64 [records]: where each ends.
+    """
+
+    def __init__(self, data: bytes, starts: np.ndarray, ends: np.ndarray) -> None:
         self._data = data
-        self._words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))  # the word at each byte
-        self._ends = ends
+        self._words = words_of(data)
+        self._starts, self._ends = starts, ends
         self._size = int(ends[-1]) if len(ends) else 0
 
-    def columns(self, kinds: Mapping[str, str]) -> dict[str, tuple[_Values, np.ndarray]]:
+    def columns(self, kinds: Mapping[str, str]) -> dict[str, tuple[Part, np.ndarray | None]]:
         """See `decode`."""
-        starts = np.concatenate([[0], self._ends[:-1]]) if len(self._ends) else self._ends
-        places = {name: np.full(len(starts), -1, np.int64) for name in kinds}
-        limits = {name: np.zeros(len(starts), np.int64) for name in kinds}
+        features = {name: Feature(len(self._starts)) for name in kinds}
         wanted = {name.encode(): name for name in kinds}
-        at, end = self._field(starts, self._ends, 0x0A)  # Example.features
-        _require((end == self._ends).all())
+        tags = {name: _TAGS[kinds[known]] for name, known in wanted.items()}
+        at, end = self._field(self._starts, self._ends, 0x0A)  # Example.features
+        require((end == self._ends).all())
         rows: np.ndarray | None = None  # records with entries left; None: all
         names = most = 0
         while len(at):
@@ -130,27 +133,31 @@ class _Batch:
             else:
                 rows = np.flatnonzero(left) if rows is None else rows[left]
                 at, end = at[left], end[left]
+            usual = self._usual(at, end, tags)
+            if usual is not None:
+                name, values, at = usual
+                features[wanted[name]].put(rows, values)
+                continue
             short = self._short_entries(at, end)
             if short is not None:
                 name, value, after = short
-                found: list[tuple[bytes, np.ndarray | slice]] = [(name, slice(None))]
+                found: list[tuple[bytes, np.ndarray | None]] = [(name, None)]
             else:
                 entry, after = self._field(at, end, 0x0A)  # Features.feature, an entry of a map
                 key, value = self._field(entry, after, 0x0A)
                 found = self._named(key, value)
             names, most = names + len(found), most + _MIXED
-            _require(names <= most)
+            require(names <= most)
             for name, which in found:
-                if (known := wanted.get(name)) is None:
-                    _require(_is_text(name))
-                    _, stop = self._field(value[which], after[which], 0x12)
-                    _require((stop == after[which]).all())
+                begin, stop = (value, after) if which is None else (value[which], after[which])
+                if name not in wanted:
+                    require(_is_text(name))
+                    require((self._field(begin, stop, 0x12)[1] == stop).all())
                     continue
-                owners = which if rows is None else rows[which]
-                _require((places[known][owners] < 0).all())  # named twice: the last one counts
-                places[known][owners], limits[known][owners] = value[which], after[which]
+                owners = rows if which is None else which if rows is None else rows[which]
+                features[wanted[name]].put(owners, self._value(begin, stop, tags[name]))
             at = after
-        return {name: self._column(kind, places[name], limits[name]) for name, kind in kinds.items()}
+        return {name: column(kind, features[name], self._data) for name, kind in kinds.items()}
 
     def _field(self, at: np.ndarray, limit: np.ndarray, tag: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns where the content of length-delimited fields begins and ends.
@@ -161,24 +168,54 @@ class _Batch:
             tag: the first byte that all must have.
         """
         words = self._words[at]
-        _require(((words & _U64(0xFF)) == _U64(tag)).all())
-        sizes = (words >> _U64(8)) & _U64(0x7F)
+        require(((words & U64(0xFF)) == U64(tag)).all())
+        sizes = (words >> U64(8)) & U64(0x7F)
         begin = at + 2
-        more = (words & _U64(0x8000)) != 0
+        more = (words & U64(0x8000)) != 0
         for byte in range(2, 6):  # a length takes one byte below 128, five below 2^35
             if not more.any():
                 break
-            part = (words >> _U64(8 * byte)) & _U64(0xFF)
-            sizes |= np.where(more, (part & _U64(0x7F)) << _U64(7 * (byte - 1)), _U64(0))
+            part = (words >> U64(8 * byte)) & U64(0xFF)
+            sizes |= np.where(more, (part & U64(0x7F)) << U64(7 * (byte - 1)), U64(0))
             begin += more
-            more &= part >= _U64(0x80)
-        _require(not more.any())
+            more &= part >= U64(0x80)
+        require(not more.any())
         end = begin + sizes.astype(np.int64)
-        _require((end <= limit).all())
+        require((end <= limit).all())
         return begin, end
 
+    def _usual(
+        self, at: np.ndarray, end: np.ndarray, tags: Mapping[bytes, int]
+    ) -> tuple[bytes, Values, np.ndarray] | None:
+        """Reads entries of one wanted name below 128 bytes that hold one value, with one look at each.
+
+        Returns:
+            The name, the values and where the entries end; None in all other cases.
+        """
+        start = int(at[0])
+        size = self._data[start + 3]
+        name = self._data[start + 4 : start + 4 + size]
+        if size > _USUAL_NAME or name not in tags:
+            return None
+        pattern = _pattern(name, tags[name])
+        width = len(pattern.words) + 1
+        everywhere = np.ndarray((len(self._data) - 8 * width + 1,), f"V{8 * width}", self._data, strides=(1,))
+        entries = everywhere[at - pattern.blank].view("<u8").reshape(-1, width)
+        sizes = entries[:, -2] >> U64(56)  # the byte before the value
+        if (largest := int(sizes.max())) + size + 8 >= 128:
+            return None
+        one = largest == sizes.min()
+        grown = U64(largest) if one else sizes
+        for place, (mask, fixed, grows) in enumerate(pattern.words):
+            if not ((entries[:, place] & mask) == fixed + grown * grows).all():
+                return None
+        length = largest if one else sizes.astype(np.int64)
+        begin = at + pattern.before
+        after = begin + length
+        return (name, Values(begin, length, entries[:, -1]), after) if (after <= end).all() else None
+
     def _short_entries(self, at: np.ndarray, end: np.ndarray) -> tuple[bytes, np.ndarray, np.ndarray] | None:
-        """Reads entries below 128 bytes that all have one name, which is the usual case, with fewer looks.
+        """Reads entries below 128 bytes that all have one name, with fewer looks.
 
         Returns:
             The name, where its values begin and where the entries end; None in all other cases.
@@ -188,11 +225,11 @@ class _Batch:
         size = first >> 24 & 0xFF
         if first & 0x80FF00FF != 0x000A000A:
             return None
-        mask = _U64(0xFFFF80FF | ((1 << 8 * min(size, 4)) - 1) << 32)
-        if not ((words & mask) == _U64(first & int(mask))).all():
+        mask = U64(0xFFFF80FF | ((1 << 8 * min(size, 4)) - 1) << 32)
+        if not ((words & mask) == U64(first & int(mask))).all():
             return None
         value = at + (4 + size)
-        after = at + ((words >> _U64(8)) & _U64(0x7F)).astype(np.int64)
+        after = at + ((words >> U64(8)) & U64(0x7F)).astype(np.int64)
         after += 2
         if not (after <= end).all() or not (value <= after).all():
             return None
@@ -202,27 +239,27 @@ class _Batch:
             return None
         return name, value, after
 
-    def _named(self, start: np.ndarray, end: np.ndarray) -> list[tuple[bytes, np.ndarray | slice]]:
-        """Returns the distinct names between positions, each with the places where it stands."""
+    def _named(self, start: np.ndarray, end: np.ndarray) -> list[tuple[bytes, np.ndarray | None]]:
+        """Returns the distinct names between positions, each with the places where it stands (None: all)."""
         first = self._data[int(start[0]) : int(end[0])]
         same = self._equal(start, end, first)
         if same.all():
-            return [(first, slice(None))]
-        found: list[tuple[bytes, np.ndarray | slice]] = [(first, np.flatnonzero(same))]
+            return [(first, None)]
+        found: list[tuple[bytes, np.ndarray | None]] = [(first, np.flatnonzero(same))]
         others = np.flatnonzero(~same)
         left = (end - start)[others]
-        _require(left.max() <= _LONGEST_NAME)
-        hashes = left.astype(_U64)
+        require(left.max() <= _LONGEST_NAME)
+        hashes = left.astype(U64)
         for offset in range(0, int(left.max()), 8):
             at = np.minimum(start[others] + offset, self._size)
-            hashes ^= self._words[at] & _KEEP[np.clip(left - offset, 0, 8)]
+            hashes ^= self._words[at] & KEEP[np.clip(left - offset, 0, 8)]
             hashes *= _ODD
-            hashes ^= hashes >> _U64(32)
+            hashes ^= hashes >> U64(32)
         order = np.argsort(hashes, kind="stable")
         cuts = np.flatnonzero(np.diff(hashes[order])) + 1
         for places in np.split(others[order], cuts):
             name = self._data[int(start[places[0]]) : int(end[places[0]])]
-            _require(self._equal(start[places], end[places], name).all())
+            require(self._equal(start[places], end[places], name).all())
             found.append((name, places))
         return found
 
@@ -235,98 +272,44 @@ class _Batch:
         same = np.ones(len(start), bool)
         for offset in range(0, len(text), 8):
             part = text[offset : offset + 8]
-            word = _U64(int.from_bytes(part, "little"))
-            same &= (self._words[np.minimum(start + offset, self._size)] & _KEEP[len(part)]) == word
+            word = U64(int.from_bytes(part, "little"))
+            same &= (self._words[np.minimum(start + offset, self._size)] & KEEP[len(part)]) == word
         return same
 
-    def _column(self, kind: str, at: np.ndarray, limit: np.ndarray) -> tuple[_Values, np.ndarray]:
-        """Decodes a feature from where the values of its map entries begin (-1: there is none) and end."""
-        present = at >= 0
-        if not present.all():
-            at, limit = at[present], limit[present]
-        short = self._short_values(kind, at, limit) if len(at) else None
-        if short is not None:
-            return short, present.astype(np.int64)
-        at, end = self._field(at, limit, 0x12) if len(at) else (at, limit)  # the entry's value, a Feature
-        _require((end == limit).all())
-        at, end, present = _drop_empty(at, end, present)
-        inner, after = self._field(at, end, _TAGS[kind]) if len(at) else (at, end)
-        _require((after == end).all())
-        inner, after, present = _drop_empty(inner, after, present)
-        decoder = {"bytes_list": self._bytes, "float_list": self._floats, "int64_list": self._integers}[kind]
-        return decoder(inner, after), present.astype(np.int64)
+    def _value(self, at: np.ndarray, limit: np.ndarray, tag: int) -> Values:
+        """Reads what a map entry holds beside its name: a Feature of one value or none."""
+        words = self._words[at] & U64(0xFFFF_FFFF_FFFF)
+        size = words >> U64(40)
+        # The usual form: 0x12, size + 4, tag, size + 2, 0x0A, size.
+        usual = size * U64(0x0100_0100_0100) + U64(0x000A_0200_0412 | tag << 16)
+        begin, length = at + 6, size.astype(np.int64)
+        if size.max() < 122 and (words == usual).all() and (begin + length == limit).all():
+            return Values(begin, length)
+        at, end = self._field(at, limit, 0x12)
+        require((end == limit).all())
+        filled = np.flatnonzero(at < end)  # a Feature of no kind has no value
+        inner, after = self._field(at[filled], end[filled], tag)
+        require((after == end[filled]).all())
+        kept = inner < after  # nor has an empty list
+        filled, inner, after = filled[kept], inner[kept], after[kept]
+        sizes = np.full(len(at), -1, np.int64)
+        start, stop = self._only(inner, after, tag)
+        at[filled], sizes[filled] = start, stop - start
+        return Values(at, sizes)
 
-    def _short_values(self, kind: str, at: np.ndarray, limit: np.ndarray) -> _Values | None:
-        """Decodes values of the usual form with fewer looks: a packed float, or a text below 122 bytes."""
-        words = self._words[at] & _U64(0xFFFF_FFFF_FFFF)
-        if kind == "float_list":
-            if not (words == _U64(0x040A_0612_0812)).all() or not (limit - at == 10).all():
-                return None
-            bits = np.ndarray((len(self._data) - 3,), "<u4", self._data, strides=(1,))
-            return pa.array(bits[at + 6].view(np.float32))
-        if kind == "bytes_list":
-            size = words >> _U64(40)
-            # 0x12, size + 4, 0x0A, size + 2, 0x0A, size
-            usual = size * _U64(0x0100_0100_0100) + _U64(0x000A_020A_0412)
-            stop = at + 6
-            begin = stop.copy()
-            stop += size.astype(np.int64)
-            if not (words == usual).all() or not (stop == limit).all() or size.max() > 121:
-                return None
-            longest = int(size.max())
-            if longest < 8:
-                return _Words((self._words[begin] & _KEEP[size]) | (size << _U64(56)), False)
-            if longest == int(size.min()) == 8:
-                return _Words(self._words[begin], True)
-            return self._texts(begin, stop)
-        return None
-
-    def _bytes(self, at: np.ndarray, end: np.ndarray) -> pa.Array:
-        if not len(at):
-            return pa.array([], pa.binary())
-        begin, stop = self._field(at, end, 0x0A)
-        _require((stop == end).all())  # else there are several
-        return self._texts(begin, stop)
-
-    def _texts(self, begin: np.ndarray, stop: np.ndarray) -> pa.Array:
-        # Texts and the gaps between them, as one array over these bytes: Arrow then picks every second one.
-        offsets = np.empty(2 * len(begin) + 1, np.int32)
-        offsets[0:-1:2], offsets[1::2] = begin, stop
-        offsets[-1] = stop[-1]
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
-        both = pa.Array.from_buffers(pa.binary(), 2 * len(begin), buffers)
-        return both.take(pa.array(np.arange(0, 2 * len(begin), 2, dtype=np.int32)))
-
-    def _floats(self, at: np.ndarray, end: np.ndarray) -> pa.Array:
-        words = self._words[at]
-        size = end - at
-        packed = (size == 6) & ((words & _U64(0xFFFF)) == _U64(0x040A))  # one field of four bytes
-        plain = (size == 5) & ((words & _U64(0xFF)) == _U64(0x0D))
-        _require((packed | plain).all())
-        bits = words >> np.where(packed, _U64(16), _U64(8))
-        return pa.array((bits & _U64(0xFFFFFFFF)).astype(np.uint32).view(np.float32))
-
-    def _integers(self, at: np.ndarray, end: np.ndarray) -> pa.Array:
-        words = self._words[at]
-        tag = words & _U64(0xFF)
-        packed = (tag == _U64(0x0A)) & (((words >> _U64(8)) & _U64(0xFF)).astype(np.int64) == end - at - 2)
-        _require((packed | (tag == _U64(0x08))).all())
-        return pa.array(self._varints(at + np.where(packed, 2, 1), end))
-
-    def _varints(self, at: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Returns int64 numbers that fill the bytes between positions."""
-        size = end - at
-        _require(((size >= 1) & (size <= 10)).all())
-        values = np.zeros(len(at), _U64)
-        words = self._words[at]
-        for byte in range(int(size.max()) if len(size) else 0):
-            if byte == 8:
-                words = self._words[at + 8]
-            part = (words >> _U64(8 * (byte % 8))) & _U64(0xFF)
-            inside = size > byte
-            _require((~inside | ((part >= _U64(0x80)) == (size > byte + 1))).all())  # else there are several
-            values |= np.where(inside, (part & _U64(0x7F)) << _U64(7 * byte), _U64(0))
-        return values.view(np.int64)
+    def _only(self, at: np.ndarray, end: np.ndarray, tag: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where the only value of lists (of texts, of packed or plain numbers) begins and ends."""
+        if tag == _TAGS["bytes_list"]:
+            begin, stop = self._field(at, end, 0x0A)
+            require((stop == end).all())  # else there are several
+            return begin, stop
+        first = self._words[at] & U64(0xFF)
+        packed = first == U64(0x0A)
+        begin = at + 1
+        begin[packed], stop = self._field(at[packed], end[packed], 0x0A)
+        require((stop == end[packed]).all())
+        require((packed | (first == U64(0x0D if tag == _TAGS["float_list"] else 0x08))).all())
+        return begin, end
 
 
 def _is_text(name: bytes) -> bool:
@@ -335,15 +318,3 @@ def _is_text(name: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _drop_empty(
-    at: np.ndarray, end: np.ndarray, present: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Leaves out features without a value: a Feature of no kind, or an empty list."""
-    filled = at < end
-    if filled.all():
-        return at, end, present
-    present = present.copy()
-    present[np.flatnonzero(present)[~filled]] = False
-    return at[filled], end[filled], present

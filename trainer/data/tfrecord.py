@@ -147,15 +147,15 @@ class TfrecordReader:
 
     def _fast(
         self, records: list[bytes], columns: Sequence[str], kinds: dict[str, set[str]]
-    ) -> dict[str, tuple[Any, np.ndarray]] | None:
-        """Returns column -> (flat values as an Arrow array, values of each row), or None if it can't."""
+    ) -> dict[str, examples.Column] | None:
+        """Returns the flat values and their number in each row of each column, or None if it can't."""
         one: dict[str, str] = {}
         for name in columns:
             found = kinds[name] or {_GUESS[self._options.wanted.get(name, cast.TEXT)]}
             if len(found) > 1:
                 return None
             one[name] = next(iter(found))
-        decoded: dict[str, tuple[Any, np.ndarray]] | None = {}
+        decoded: dict[str, examples.Column] | None = {}
         single = {name: kind for name, kind in one.items() if self._options.wanted.get(name) not in _LISTS}
         if single and self._unusual < _UNUSUAL:
             decoded = examples.decode(records, single)
@@ -166,9 +166,7 @@ class TfrecordReader:
         parsed = self._parsed(records, rest)
         return None if parsed is None else {**(decoded or {}), **parsed}
 
-    def _parsed(
-        self, records: list[bytes], kinds: dict[str, str]
-    ) -> dict[str, tuple[Any, np.ndarray]] | None:
+    def _parsed(self, records: list[bytes], kinds: dict[str, str]) -> dict[str, examples.Column] | None:
         """Parses in TensorFlow; None if it can't."""
         tf = _tensorflow()
         types = {"bytes_list": tf.string, "float_list": tf.float32, "int64_list": tf.int64}
@@ -188,7 +186,7 @@ class TfrecordReader:
 
     def _single(
         self,
-        found: dict[str, tuple[Any, np.ndarray]],
+        found: dict[str, examples.Column],
         columns: Sequence[str],
         size: int,
         row: int,
@@ -199,6 +197,9 @@ class TfrecordReader:
         arrays = []
         for name in columns:
             values, lengths = found[name]
+            if lengths is None:
+                arrays.append(values)
+                continue
             if self._options.wanted.get(name) in _LISTS:
                 offsets = np.zeros(size + 1, np.int32)
                 np.cumsum(lengths, out=offsets[1:])
