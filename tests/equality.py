@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "multilabel": {"model": {"name": "dnn"}, "task": "multilabel", "training": {"optimizer": "adagrad"}},
 }
 BFLOAT16 = {"model": {"name": "dnn"}, "strategy": {"exchange_in": "bfloat16"}}
+SHARES = {"model": {"name": "dcn"}, "data": {"sharding": "rows", "cache": "none"}}
 
 
 def table(rows: int, seed: int, first: int = 0) -> pa.Table:
@@ -105,7 +106,7 @@ def ids(pipeline: Any, batches: Any) -> np.ndarray:
 def main(replicas: int, folder: Path) -> None:
     from itertools import islice
 
-    from trainer import environment, rendezvous, run
+    from trainer import environment, inputs, rendezvous
     from trainer import strategy as strategies
     from trainer.data.source import open_splits
     from trainer.loop import Loop
@@ -120,18 +121,18 @@ def main(replicas: int, folder: Path) -> None:
     peers = rendezvous.join(settings, me)
     strategy = strategies.create(settings)
     found: dict[str, Any] = {}
-    for name, case in {**CASES, "bfloat16": BFLOAT16}.items():
+    for name, case in {**CASES, "bfloat16": BFLOAT16, "shares": SHARES}.items():
         print(name, flush=True)
         settings = config(folder / "rows", case)
         splits = open_splits(settings)
-        # The folder of a run, for the chief: this is what run.py does with it.
+        # The folder of a run, for the chief: this is what inputs.py does with it.
         kept: dict[str, Any] = {}
         place = SimpleNamespace(
             state="new", read_text=kept.get, write_text=kept.__setitem__, write_json=kept.__setitem__
         )
-        features = run._features(settings, splits, place if me.is_chief else None, peers)
+        features = inputs.learn(settings, splits, place if me.is_chief else None, peers)
         paths = SimpleNamespace(output=str(folder / f"out-{name}"))
-        pipelines = run._pipelines(
+        pipelines = inputs.pipelines(
             settings, splits, features, paths, strategy, place if me.is_chief else None, me, peers
         )
         train, validation = pipelines["train"], pipelines["validation"]

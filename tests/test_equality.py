@@ -98,6 +98,23 @@ def test_each_row_is_seen_once(case: str, way: str, results: dict[str, Any]) -> 
         assert sizes == [18, 16, 16], "the shards of two workers are empty in the last batch"
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_shares_of_rows_are_seen_once_and_evaluate_alike(way: str, results: dict[str, Any]) -> None:
+    (one,) = results["one"]
+    train = [found["shares/ids/train"] for found in results[way]]
+    assert sorted(np.concatenate(train).tolist()) == list(range(ROWS))
+    assert max(map(len, train)) - min(map(len, train)) <= 1, "shares of equal size"
+    validation = np.concatenate([found["shares/ids/validation"] for found in results[way]])
+    assert validation.tolist() == list(range(5000, 5000 + BATCH + 2))
+    figures = [key for key in one if key.split("/")[:2] in (["shares", "train"], ["shares", "validation"])]
+    assert len(figures) >= 6
+    for found in results[way]:
+        for key in figures:  # of weights that are the same everywhere
+            np.testing.assert_allclose(found[key], one[key], rtol=1e-6, atol=1e-6, err_msg=key)
+        for key in (key for key in one if key.startswith("shares/weight/")):
+            np.testing.assert_array_equal(found[key], results[way][0][key])  # and all workers train alike
+
+
 def test_bfloat16_between_workers_is_close_and_not_the_same(results: dict[str, Any]) -> None:
     (one,) = results["one"]
     keys = [key for key in one if key.startswith("bfloat16/weight/")]

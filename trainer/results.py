@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from trainer import analysis, logs, losses, outputs, report
+from trainer import analysis, inputs, logs, losses, outputs, report
 from trainer.config import Config
 from trainer.data import leaks
 from trainer.data.encode import Encoder
@@ -24,18 +24,6 @@ from trainer.state import RunState
 log = logging.getLogger("trainer")
 
 _MOST_CHART_ROWS = 2_000_000  # predictions kept for the charts; the figures are always of all rows
-
-
-def data_summary(splits: Splits, pipelines: Mapping[str, Pipeline]) -> dict[str, dict[str, int]]:
-    """Returns by split the rows used and the rows dropped, for data.json and the report."""
-    return {
-        source.name: {
-            "rows": pipelines[source.name].rows,
-            "dropped without a label": source.counts().missing_label,
-            "bad records skipped": source.counts().bad,
-        }
-        for source in splits.sources
-    }
 
 
 def speed(loop: Loop, state: RunState) -> float | None:
@@ -166,7 +154,7 @@ def outcome(
             for epoch in range(epochs)
         ],
         best_epoch=state.best["epoch"] if state.best else None,
-        splits=data_summary(splits, pipelines),
+        splits=inputs.summary(splits, pipelines),
         classes=features.label.classes,
         split=source.name,
         labels=labels,

@@ -15,8 +15,8 @@ from trainer import (
     callbacks,
     environment,
     export,
+    inputs,
     logs,
-    losses,
     outputs,
     parity,
     rendezvous,
@@ -31,9 +31,8 @@ from trainer.config import Config
 from trainer.data import leaks
 from trainer.data.encode import Encoder
 from trainer.data.pipeline import Pipeline
-from trainer.data.source import Splits, open_splits
-from trainer.errors import EXIT_INTERRUPTED, TrainingError, UserError
-from trainer.features import Features, fit
+from trainer.data.source import open_splits
+from trainer.errors import EXIT_INTERRUPTED, TrainingError
 from trainer.interruption import Interruption
 from trainer.lock import FolderLock
 from trainer.loop import Loop
@@ -149,10 +148,10 @@ def _train(
             splits = open_splits(config, memory=paths.file("bigquery.json"))
             monitor, _ = callbacks.monitor_of(config, has_validation=splits.validation is not None)
             reporter = reporting.of_run(config, monitor, me, has_validation=splits.validation is not None)
-            features = _features(config, splits, folder, peers)
+            features = inputs.learn(config, splits, folder, peers)
             export.signatures.signature_inputs(features, config)  # names that can't be served, said now
         with clock.phase("encode"):
-            pipelines = _pipelines(config, splits, features, paths, strategy, folder, me, peers)
+            pipelines = inputs.pipelines(config, splits, features, paths, strategy, folder, me, peers)
         stop.check("before training")
 
         # 2. Model, optimizer and loop, all made in the strategy's scope.
@@ -269,115 +268,6 @@ def _train(
         results.write_report(paths.file("report.html"), config, made)
         folder.write_json("metrics.json", metrics)  # last: a program that waits for it finds all the rest
     return metrics
-
-
-def _features(config: Config, splits: Splits, folder: outputs.RunFolder | None, peers: Peers) -> Features:
-    """Returns the fitted features: those that an earlier start of this run learned, or new ones.
-
-    A restart must not learn them again: another order of a vocabulary would move the rows of the table. Of
-    several workers the chief learns them, for the same reason.
-    """
-
-    def learn() -> str:
-        assert folder is not None  # the chief's
-        known = folder.read_text("features.json") if folder.state == "started" else None
-        if known is not None:
-            return known
-        text = fit(config, splits.train.batches()).to_json()
-        folder.write_text("features.json", text)
-        return text
-
-    features = Features.from_json(peers.hand("features", learn))
-    if folder is not None:
-        slots = ", ".join(f"{slot.name} {slot.rows:,}" for slot in features.layout.slots[:8])
-        log.info(
-            "features: %d numeric columns, %s rows of the table (%s%s), fingerprint %s",
-            features.layout.dense,
-            f"{features.layout.table_rows:,}",
-            slots,
-            ", ..." if len(features.layout.slots) > 8 else "",
-            features.fingerprint[:12],
-        )
-    return features
-
-
-def _pipelines(
-    config: Config,
-    splits: Splits,
-    features: Features,
-    paths: environment.Paths,
-    strategy: Any,
-    folder: outputs.RunFolder | None,
-    me: environment.Service,
-    peers: Peers,
-) -> dict[str, Pipeline]:
-    """Makes the pipeline of each split and its first pass, which finds bad rows before training starts.
-
-    With data.sharding=batches every worker reads all rows and takes its slice of each global batch: so the
-    batches are the same for any number of workers, whatever the sizes and the number of files. With rows, the
-    chief counts the rows of each file or stream for all, and each worker reads its share of them alone.
-    """
-    strategies.check_batch(
-        config.training.batch_size, strategy.num_replicas_in_sync, config.training.accumulate
-    )
-    losses.class_weights(config, features)  # an unknown class name is found now
-    cache = config.data.cache_dir or environment.join(paths.output, "cache")
-    marks = _fingerprints(splits, folder) if folder is not None else {}
-    pipelines: dict[str, Pipeline] = {}
-    for source in splits.sources:
-        encoder = Encoder(features, weight_column=config.data.weight)
-        pipelines[source.name] = Pipeline(
-            source,
-            encoder,
-            batch_size=config.training.batch_size,
-            seed=config.seed,
-            shuffle=config.data.shuffle,
-            cache=config.data.cache,
-            cache_dir=cache if me.is_chief else environment.join(cache, f"worker-{me.worker_index}"),
-            fingerprint=f"{features.fingerprint} {source.name}",
-            shuffle_rows=config.data.shuffle_rows,
-            chunk_rows=config.data.chunk_rows,
-            reader_threads=config.data.reader_threads,
-            columns=encoder.columns,
-            rows=features.rows if source is splits.train else None,
-            shard_index=me.worker_index,
-            shard_count=me.workers,
-            sharding=config.data.sharding,
-            unit_rows=lambda count: peers.hand("counts", count),
-        )
-        pipelines[source.name].prepare()
-        if folder is not None:
-            log.info("%s: %s", source.name, source.counts())
-    if folder is not None:
-        leaks.warn(config, splits, features, sum(pipeline.rows for pipeline in pipelines.values()))
-        summary = results.data_summary(splits, pipelines)
-        folder.write_json(
-            "data.json", {name: {**figures, "fingerprint": marks[name]} for name, figures in summary.items()}
-        )
-    rows = {name: pipeline.rows for name, pipeline in pipelines.items()}
-    if (theirs := peers.hand("rows", lambda: rows)) != rows:
-        raise UserError(
-            f"data.source: this worker sees {rows} rows, the chief {theirs}: the data must be the same"
-        )
-    return pipelines
-
-
-def _fingerprints(splits: Splits, folder: outputs.RunFolder) -> dict[str, str]:
-    """Returns a hash of the stored rows of each split, the same as in an earlier start of this run.
-
-    Raises:
-        UserError: the files are others than those that the run began with.
-    """
-    now = {source.name: source.fingerprint() for source in splits.sources}
-    known = folder.read_json("data.json") if folder.state == "started" else None
-    for name, mark in now.items():
-        if known is not None and known.get(name, {}).get("fingerprint", mark) != mark:
-            raise UserError(
-                f"data.source: the rows of the {name} split are in other files, or files of other sizes or "
-                f"times, than when the run in {folder.paths.output} began; put them back, or start anew with "
-                "--fresh"
-            )
-    return now
 
 
 def _fit(
