@@ -1,7 +1,4 @@
-"""What a run learns from and trains on: statistics of the train split, and the pipeline of each split.
-
-Adopters: leave.
-"""
+"""What a run learns from: statistics of the train split, a pipeline for each split. Adopters: leave."""
 
 from __future__ import annotations
 
