@@ -89,6 +89,10 @@ class RunFolder:
             self._set_aside()
         status = storage.read_json(paths.file("status.json")) or {}
         self.state: State = "new"
+        if storage.exists(paths.file("study.json")):
+            raise UserError(
+                f"{paths.output}: holds a study; choose another output_dir, or --fresh to move it aside"
+            )
         if storage.exists(paths.file("config.yaml")):
             if self._has_work():  # a run that ended on a mistake before its first checkpoint holds nothing
                 self._refuse_other_config()

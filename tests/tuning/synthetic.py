@@ -98,6 +98,9 @@ class Launcher:
     def log(self, trial: Trial, folder: str) -> str:
         return ""
 
+    def verdict(self, trial: Trial) -> str:
+        return ""
+
     def __call__(self, trial: Trial, folder: str) -> Ended:
         self.started.append(trial.id)
         outcome = self.objective(trial.values)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 from synthetic import Launcher
 
 from trainer.errors import TrainingError
+from trainer.interruption import Interrupted
 from trainer.tuning import command, importance, results, session
 from trainer.tuning.record import Record
 
@@ -54,7 +56,7 @@ class Exporting(Launcher):
 def a_plan(folder: Path, *more: str, **changes: str) -> command.Plan:
     (folder / "small.yaml").write_text(yaml.safe_dump(CONFIG))
     text = synthetic.STUDY.replace("displayName: synthetic", "displayName: <b>synthetic & co</b>")
-    path = synthetic.write(folder, text, maxFailedTrialCount="9", **changes)
+    path = synthetic.write(folder, text, maxFailedTrialCount="8", **changes)
     made = command.prepare(
         [f"--study={path}", f"--config={folder / 'small.yaml'}", f"--output_dir={folder / 'out'}", *more]
     )
@@ -98,50 +100,113 @@ def test_the_learning_rate_is_found_to_matter_most(study: Path, tmp_path: Path) 
 
 
 def test_an_earlier_model_is_moved_aside_not_lost(tmp_path: Path) -> None:
-    session.run(a_plan(tmp_path, "--algorithm=random", maxTrialCount="2"), Exporting(lambda v: [0.5]))
+    session.run(a_plan(tmp_path, "--algorithm=random", "--max_trial_count=2"), Exporting(lambda v: [0.5]))
     before = (tmp_path / "out" / "model" / "saved_model.pb").read_text()
-    session.run(a_plan(tmp_path, "--algorithm=random", maxTrialCount="3"), Exporting(lambda v: [0.9]))
+    session.run(a_plan(tmp_path, "--algorithm=random", "--max_trial_count=3"), Exporting(lambda v: [0.9]))
     assert (tmp_path / "out" / "model" / "saved_model.pb").read_text() == "model of trial 3"
     (aside,) = (tmp_path / "out").glob("model.old-*")
     assert (aside / "saved_model.pb").read_text() == before
 
 
 def test_fresh_moves_the_whole_study_aside(tmp_path: Path) -> None:
-    session.run(a_plan(tmp_path, "--algorithm=random", maxTrialCount="2"), Exporting(lambda v: [0.5]))
+    session.run(a_plan(tmp_path, "--algorithm=random", "--max_trial_count=2"), Exporting(lambda v: [0.5]))
     launch = Exporting(lambda v: [0.5])
-    session.run(a_plan(tmp_path, "--algorithm=random", "--fresh", maxTrialCount="2"), launch)
+    session.run(a_plan(tmp_path, "--algorithm=random", "--fresh", "--max_trial_count=2"), launch)
     assert launch.started == [1, 2]
     assert len(list(tmp_path.glob("out.old-*"))) == 1
 
 
 def test_a_study_without_values_has_a_page_and_no_model(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no trial finished with a finite val_auc"):
-        session.run(a_plan(tmp_path, "--algorithm=random", maxTrialCount="3"), Exporting(lambda v: 1))
+        session.run(a_plan(tmp_path, "--algorithm=random", "--max_trial_count=3"), Exporting(lambda v: 1))
     assert "exit code 1 was asked for" in (tmp_path / "out" / results.PAGE).read_text()
     assert not (tmp_path / "out" / "model").exists()
     assert not (tmp_path / "out" / "best.yaml").exists()
 
 
+class Training:
+    """Stands for the process that trains the best config: it is asked once whether it has ended."""
+
+    commands: list[list[str]]
+    environs: list[dict[str, str]]
+
+    def __init__(self, code: int = 0) -> None:
+        self.commands, self.environs, self.code, self.asked = [], [], code, False
+
+    def __call__(self, command: list[str], env: dict[str, str], **more: Any) -> Training:
+        self.commands.append(command)
+        self.environs.append(env)
+        folder = Path(command[-1].partition("=")[2])
+        folder.mkdir(exist_ok=True)
+        (folder / "config.yaml").write_text((folder.parent / "best.yaml").read_text())
+        told = {"metric": "val_auc", "reported": [[10, 0.4], [20, 0.25]]}
+        (folder / "objective.json").write_text(json.dumps(told))
+        return self
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.asked = True
+
+    def wait(self) -> int:
+        return 143
+
+
 @pytest.mark.parametrize("code", [0, 1])
-def test_retraining_runs_the_best_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    commands: list[list[str]] = []
-
-    def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, code)
-
-    monkeypatch.setattr(results.subprocess, "run", run)
-    plan = a_plan(tmp_path, "--algorithm=random", "--best=retrain", maxTrialCount="2")
+def test_retraining_runs_the_best_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    training = Training(code)
+    monkeypatch.setattr(results.subprocess, "Popen", training)
+    caplog.set_level("INFO", "trainer")
+    plan = a_plan(tmp_path, "--algorithm=random", "--best=retrain", "--max_trial_count=2")
+    for name in ("CLUSTER_SPEC", "TF_CONFIG", "AIP_MODEL_DIR", "KERASTUNER_TUNER_ID"):
+        monkeypatch.setenv(name, "x")
+    launch = Exporting(lambda v: [0.5])
     if code:
         with pytest.raises(TrainingError, match="training the best config failed: exit code 1"):
-            session.run(plan, Exporting(lambda v: [0.5]))
+            session.run(plan, launch)
     else:
-        session.run(plan, Exporting(lambda v: [0.5]))
+        session.run(plan, launch)
+        assert "val_auc 0.4, in the study 0.5" in caplog.text
     out = tmp_path / "out"
-    assert [c[1:] for c in commands] == [
+    assert [c[1:] for c in training.commands] == [
         ["-m", "trainer.task", f"--config={out / 'best.yaml'}", f"--output_dir={out / 'best'}"]
     ]
     assert not (out / "model").exists()
+    # It is no machine of the study's job, and ends with it.
+    assert {"CLUSTER_SPEC", "TF_CONFIG", "AIP_MODEL_DIR", "KERASTUNER_TUNER_ID"}.isdisjoint(
+        training.environs[0]
+    )
+    assert training.environs[0]["TRAINER_PARENT"] == str(os.getpid())
+
+
+def test_retraining_for_a_new_best_moves_the_earlier_one_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results.subprocess, "Popen", Training())
+    plan = ["--algorithm=random", "--best=retrain"]
+    session.run(a_plan(tmp_path, *plan, "--max_trial_count=2"), Exporting(lambda v: [0.5]))
+    session.run(a_plan(tmp_path, *plan, "--max_trial_count=2"), Exporting(lambda v: [0.5]))
+    assert not list((tmp_path / "out").glob("best.old-*"))  # the same trial: its training goes on
+    session.run(a_plan(tmp_path, *plan, "--max_trial_count=3"), Exporting(lambda v: [0.9]))
+    (aside,) = (tmp_path / "out").glob("best.old-*")
+    assert yaml.safe_load((aside / "config.yaml").read_text())["name"] == "small-trial-1"
+    name = yaml.safe_load((tmp_path / "out" / "best" / "config.yaml").read_text())["name"]
+    assert name == "small-trial-3"
+
+
+def test_sigterm_while_the_best_is_trained_reaches_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+    training.poll = lambda: os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[method-assign]
+    monkeypatch.setattr(results.subprocess, "Popen", training)
+    plan = a_plan(tmp_path, "--algorithm=random", "--best=retrain", "--max_trial_count=2")
+    with pytest.raises(Interrupted, match="while the best config was trained; run the same command again"):
+        session.run(plan, Exporting(lambda v: [0.5]))
+    assert training.asked
 
 
 @pytest.mark.slow

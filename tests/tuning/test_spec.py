@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from synthetic import STUDY
 
 from trainer.errors import UserError
 from trainer.tuning import advice, command, spec
+from trainer.tuning.trial import Trial
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """\
@@ -91,6 +93,11 @@ def test_unset_measurement_selection_is_the_last_and_is_told(tmp_path: Path) -> 
         ("  metrics:", "  convexAutomatedStoppingSpec: {}\n  metrics:", r"convexAutomatedStoppingSpec: the service's"),
         ("  metrics:", "  algorithm: GRID_SEARCH\n  metrics:", r"learning_rate: GRID_SEARCH can't take a double"),
         ("maxTrialCount: 8\n", "", r"maxTrialCount: got nothing, expected 1 or more"),
+        ("parallelTrialCount: 1", "parallelTrialCount: 0", r"yaml:3: parallelTrialCount: got 0, expected 1 or more"),
+        ("parallelTrialCount: 1", "parallelTrialCount: 9", r"parallelTrialCount: got 9, expected at most maxTrialCount, 8"),
+        ("FailedTrialCount: 3", "FailedTrialCount: 9", r"yaml:4: maxFailedTrialCount: got 9, expected at most maxTrialCount"),
+        ("FailedTrialCount: 3", "FailedTrialCount: -1", r"maxFailedTrialCount: got -1, expected 0 or more"),
+        ("scaleType: UNIT_LOG", "scaletype: UNIT_LOG", r"yaml:\d+: .*scaletype: no such field in ParameterSpec; write scaleType"),
         ("values: [sgd]", "values: [lion]", r"parentCategoricalValues: optimizer never is lion"),
         ("  - parameterId: learning_rate\n    scaleType: UNIT_LOG_SCALE\n",
          "  - parameterId: learning_rate\n    conditionalParameterSpecs:\n    - parentDiscreteValues: {values: [1]}\n"
@@ -137,6 +144,10 @@ def test_the_shipped_study_fits_the_shipped_config(monkeypatch: pytest.MonkeyPat
     [
         (["--algorithm=bayes"], r"Invalid --algorithm: got 'bayes', expected bayesian, .*did you mean 'bayesian'"),
         (["--algorithm=grid"], r"learning_rate: a grid search can't take a double"),
+        (["--parallel_trial_count=9"], r"Invalid --parallel_trial_count: got 9, expected at most 8, the trials in all"),
+        (["--max_trial_count=2", "--max_failed_trial_count=3"], r"--max_failed_trial_count: got 3, expected at most 2"),
+        (["--algorithm=hyperband", "--epochs=2"], r"hyperband: training.epochs is 2, expected 3 or more"),
+        (["--training.learning_rate=0.1"], r"--training.learning_rate=0.1: the study tries values of learning_rate"),
         (["--max_trial_count=0"], r"Invalid --max_trial_count: got '0', expected a whole number from 1"),
         (["--best=all"], r"Invalid --best: got 'all', expected copy, retrain, none"),
         (["--training.objective=val_loss"], r"--training.objective=val_loss: the study's metricId is val_auc"),
@@ -151,16 +162,61 @@ def test_mistakes_on_the_command_line(tmp_path: Path, config: Path, more: list[s
         command.prepare([f"--study={path}", f"--config={config}", *more])
 
 
-def test_mistakes_are_told_without_tensorflow(tmp_path: Path, config: Path) -> None:
-    path = synthetic.write(tmp_path, STUDY.replace("learning_rate", "learn_rate"))
+def test_fewer_trials_than_the_file_runs_at_once(tmp_path: Path, config: Path) -> None:
+    path = synthetic.write(tmp_path, parallelTrialCount="5")
+    made = command.prepare([f"--study={path}", f"--config={config}", "--max_trial_count=2"])
+    assert made is not None
+    assert (made.study.limits.max_trials, made.study.limits.parallel) == (2, 2)
+
+
+HOLDING = {  # what the output folder holds, by name and content; flags; what is said
+    "a run": (
+        "config.yaml",
+        "name: small",
+        (),
+        r"out: holds a run and no study; choose another --output_dir",
+    ),
+    "another study": ("study.json", None, ("--seed=2",), r"out: holds another study \(seed: 1 -> 2\)"),
+    "more trials": (
+        "study.json",
+        None,
+        ("--max_trial_count=2",),
+        r"out: the study has 3 trials already, got 2 as",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ["no folder", *HOLDING])
+def test_mistakes_are_told_without_tensorflow(tmp_path: Path, config: Path, case: str) -> None:
+    """In a second, that is, and with the exit code of a mistake."""
+    output = tmp_path / "out"
+    name, text, more, said = HOLDING.get(case, ("", None, (), r"study.yaml:\d+: parameterId: unknown flag"))
+    study = STUDY if name else STUDY.replace("learning_rate", "learn_rate")
+    argv = [
+        "tune",
+        f"--study={synthetic.write(tmp_path, study)}",
+        f"--config={config}",
+        f"--output_dir={output}",
+    ]
+    if name == "study.json":
+        plan = command.prepare(argv[1:])
+        assert plan is not None
+        record = plan.record()
+        record.trials = [Trial(number, str(number), {}) for number in (1, 2, 3)]
+        record.save({}, 1.0)
+    elif text:
+        output.mkdir()
+        (output / name).write_text(text)
     code = (
-        "import sys; from trainer.__main__ import run\n"
-        f"try: run(['tune', '--study={path}', '--config={config}'])\n"
-        "except Exception as error: print(type(error).__name__, [m for m in ('tensorflow', 'keras_tuner', 'numpy')"
-        " if m in sys.modules])"
+        "import sys; from trainer.__main__ import main\n"
+        f"sys.argv = {['trainer', *argv, *more]!r}\n"
+        "code = main()\n"
+        "print(code, [m for m in ('tensorflow', 'keras_tuner', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "UserError []", done.stderr
+    assert done.stdout.strip().endswith("2 []"), done.stdout + done.stderr
+    assert re.search(said, done.stderr), done.stderr
+    assert done.stderr.count("error:") == 1
 
 
 @pytest.mark.parametrize(

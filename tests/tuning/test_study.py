@@ -125,7 +125,7 @@ def test_without_a_limit_the_first_failed_trial_ends_it(tmp_path: Path) -> None:
 
 
 def test_all_trials_failed_is_no_success(tmp_path: Path) -> None:
-    study = synthetic.study(tmp_path, maxTrialCount="2", maxFailedTrialCount="3")
+    study = spec.override(synthetic.study(tmp_path), max_trials=2)  # of a file that bears three failures
     with pytest.raises(
         TrainingError, match=r"no trial finished with a finite val_auc: trial 1: .*; trial 2: "
     ):

@@ -106,8 +106,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _study(job: Job, here: Here, given: command.Command, losses: Sequence[Loss]) -> int:
     """Runs a study as the service does: every trial is a job of its own."""
-    if losses:
-        raise UserError("--preempt and --kill take a machine of one job, and a study has one a trial")
     from trainer import process
     from trainer.tuning import jobs as studies
 
@@ -118,7 +116,9 @@ def _study(job: Job, here: Here, given: command.Command, losses: Sequence[Loss])
     for name, choices in (("stopping", ("median", "none")), ("best", ("copy", "retrain", "none"))):
         if given.get(name) is not None:
             given.choice(name, choices)
-    ready = studies.prepare(job, here, {name: given.get(name) for name in names}, screen.show)
+    options = {name: given.get(name) for name in names}
+    ready = studies.prepare(job, here, options, screen.show, losses=losses)
+    ready.plan.record()  # a mistake in the folder is told before the imports, which take seconds
     with process.quiet_import():
         from trainer.tuning import session
     session.run(ready.plan, ready.launch)

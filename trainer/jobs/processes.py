@@ -54,7 +54,6 @@ class Loss:
         how: "preempted" (SIGTERM, then -9 after the grace) or "killed" (-9 at once).
         after: seconds after the job's start, or None.
         text: else: the text in any replica's log that sets it off.
-        due: whether its moment has come.
         done: whether it has happened.
     """
 
@@ -62,7 +61,6 @@ class Loss:
     how: str
     after: float | None = None
     text: str = ""
-    due: bool = False
     done: bool = False
 
 
@@ -123,6 +121,18 @@ def run(
         UserError: a program or a config file isn't here, or a loss names no replica.
     """
     return _Run(job, here, trial, tuple(tuned), list(losses), stop or Stop(), show, job_id).run()
+
+
+def check_losses(job: Job, losses: Sequence[Loss]) -> None:
+    """Checks that each machine to be lost is one of the job's that run here.
+
+    Raises:
+        UserError: it is none.
+    """
+    names = [replica.name for replica in cluster.replicas(job) if placing.runs_here(replica)]
+    for loss in losses:
+        if loss.replica not in names:
+            raise UserError(f"no replica {loss.replica!r} here; expected one of {', '.join(names)}")
 
 
 def hosts(job: Job) -> dict[int, list[str]]:
@@ -186,11 +196,9 @@ class _Run:
         self._lock = threading.Lock()
         self._ended: queue.SimpleQueue[Running] = queue.SimpleQueue()
         self._tries = Tries({})
+        self._due: set[int] = set()  # losses whose text was heard; `losses` may be shared with other trials
         self._replicas = [r for r in cluster.replicas(self.job) if placing.runs_here(r)]
-        names = [replica.name for replica in self._replicas]
-        for loss in self.losses:
-            if loss.replica not in names:
-                raise UserError(f"no replica {loss.replica!r} here; expected one of {', '.join(names)}")
+        check_losses(self.job, self.losses)
         self.logs = os.path.join(os.path.abspath(self.here.folder), "replicas", *filter(None, [self.trial]))
         self._metrics = os.path.join(self.logs, "metrics", "{}", "output.metrics") if self.trial else ""
         self.who = Identity(
@@ -210,9 +218,7 @@ class _Run:
 
     def _heard(self, replica: Replica, line: str) -> None:
         with self._lock:
-            for loss in self.losses:
-                if loss.text and loss.text in line:
-                    loss.due = True
+            self._due |= {n for n, loss in enumerate(self.losses) if loss.text and loss.text in line}
             if self.show is not None:
                 self.show(replica.name, line)
 
@@ -338,9 +344,9 @@ class _Run:
         return ended
 
     def _lose(self, elapsed: float) -> None:
-        for loss in self.losses:
+        for number, loss in enumerate(self.losses):
             with self._lock:
-                due = loss.due or (loss.after is not None and elapsed >= loss.after)
+                due = number in self._due or (loss.after is not None and elapsed >= loss.after)
             running = self.alive.get(loss.replica)
             if loss.done or not due or running is None or running.lost:
                 continue

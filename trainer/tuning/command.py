@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainer import environment, flags, logs, process, storage
 from trainer.config import Config
@@ -15,6 +16,7 @@ from trainer.environment import join
 from trainer.errors import UserError, nearest
 from trainer.flags import CONFIG, Option
 from trainer.tuning import spec
+from trainer.tuning.record import Record
 from trainer.tuning.spec import ALGORITHMS, Study
 
 log = logging.getLogger("trainer")
@@ -53,6 +55,33 @@ class Plan:
     best: str = "copy"
     fresh: bool = False
 
+    def record(self) -> Record:
+        """Returns what is known of the study, from its folder.
+
+        Raises:
+            UserError: the folder holds another study, a run, or more trials than there are to be.
+        """
+        if self.fresh:
+            return Record(self.folder, self.study, self.shared_config, self.config.seed, empty=True)
+        record = Record(self.folder, self.study, self.shared_config, self.config.seed)
+        count, most = len(record.trials), self.study.limits.max_trials
+        if count > most:
+            raise UserError(
+                f"{self.folder}: the study has {count} trials already, got {most} as the trials in all: "
+                f"expected --max_trial_count={count} or more, or --fresh to start over"
+            )
+        if not count and storage.exists(join(self.folder, "config.yaml")):
+            raise UserError(
+                f"{self.folder}: holds a run and no study; choose another --output_dir, or --fresh to move it"
+                " aside"
+            )
+        return record
+
+    @property
+    def shared_config(self) -> dict[str, Any]:
+        """The resolved config that all trials share, as plain values."""
+        return {**self.config.model_dump(mode="json"), "output_dir": ""}
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs a study as the command line says."""
@@ -66,6 +95,7 @@ def main(argv: Sequence[str]) -> int:
         logs.setup(on_service=me.on_service, label=me.label, debug="--debug" in argv)
         distributed.run(plan, me)
         return 0
+    plan.record()  # a mistake in the folder is told before the imports, which take seconds
     with process.quiet_import("--debug" in argv):
         from trainer.tuning import session
     session.run(plan)
@@ -91,10 +121,13 @@ def prepare(argv: Sequence[str]) -> Plan | None:
         str(given.options["study"]), stopping=_choice(given, "stopping", ("median", "none"))
     )
     files, shared = split(argv)
-    theirs = [str(arg) for arg in (job.pools[0].args if job.pools else ())]
-    if theirs:
-        log.info("trials take --config and the flags given here; the file's own args are for the service")
-    return plan(
+    for name, value in flags.pairs(shared):
+        tried = next((d.id for d in study.dimensions if _key(d.id) and _key(d.id) == _key(name)), "")
+        if tried:
+            raise UserError(
+                f"--{name}={value}: the study tries values of {tried}; leave the flag out, or the parameter"
+            )
+    made = plan(
         study,
         files,
         shared,
@@ -105,6 +138,9 @@ def prepare(argv: Sequence[str]) -> Plan | None:
         best=_choice(given, "best", ("copy", "retrain", "none")) or "copy",
         fresh=given.fresh,
     )
+    if job.pools and job.pools[0].args:
+        log.info("trials take --config and the flags given here; the file's own args are for the service")
+    return made
 
 
 def plan(
@@ -132,6 +168,10 @@ def plan(
     Raises:
         UserError: a mistake in the config, the metric or a parameter.
     """
+    most = max_trials or study.limits.max_trials
+    for name, count in (("parallel_trial_count", parallel), ("max_failed_trial_count", max_failed)):
+        if count is not None and count > most:
+            raise UserError(f"Invalid --{name}: got {count}, expected at most {most}, the trials in all")
     study = spec.override(
         study, max_trials=max_trials, parallel=parallel, max_failed=max_failed, algorithm=algorithm
     )
@@ -145,6 +185,7 @@ def plan(
     if not own:
         shared.append(f"--training.objective={study.metric}")
     config = spec.check_against(study, files, shared)
+    spec.check_epochs(study, config.training.epochs)
     if (config.training.objective or "") != study.metric:
         raise UserError(
             f"--training.objective={config.training.objective}: the study's metricId is {study.metric}; "

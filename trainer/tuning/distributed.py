@@ -25,7 +25,6 @@ from trainer.lock import FolderLock
 from trainer.tuning import measurements, stopping
 from trainer.tuning import trial as trials
 from trainer.tuning.command import Plan
-from trainer.tuning.record import Record
 from trainer.tuning.trial import Processes, Trial
 
 log = logging.getLogger("trainer")
@@ -75,6 +74,11 @@ def run(plan: Plan, me: Service) -> None:
     """
     if me.role not in ("chief", "worker"):
         raise UserError(f"this process is a {me.role!r} of the cluster: only pools 0 and 1 run a study")
+    if plan.fresh:  # the service starts the same command again
+        raise UserError(
+            "--fresh: a machine that is started again would move its own study aside; choose another "
+            "--output_dir"
+        )
     enter(me)
     with process.quiet_import():
         from keras_tuner.src.engine import conditions
@@ -100,8 +104,7 @@ class _Chief:
         epochs = plan.config.training.epochs
         self.oracle = oracle.make(study, seed=plan.config.seed, epochs=epochs)
         self.advice = advice.lines(study, epochs, oracle.initial_points(study))
-        config = {**plan.config.model_dump(mode="json"), "output_dir": ""}
-        self.record = Record(plan.folder, study, config, plan.config.seed)
+        self.record = plan.record()
         self.began = time.time() - self.record.seconds
         state = join(plan.folder, oracle.STATE)
         if (snapshot := storage.read_json(state)) is not None:
@@ -156,7 +159,7 @@ class _Chief:
             raise TrainingError(failure or f"no trial finished with a finite {self.study.metric}")
         model = results.copy_model(self.record, best) if self.plan.best == "copy" else None
         if self.plan.best == "retrain":
-            model = results.retrain(self.study, self.record, best)
+            model = results.retrain(self.study, self.record, best, self.stop)
         log.info(
             "best: trial %d, %s %.6g (%s) · %s%s",
             *(best.id, self.study.metric, best.value, " ".join(self.study.arguments(best.values))),

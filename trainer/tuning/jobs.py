@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainer import environment, flags
+from trainer import environment, flags, storage
 from trainer.environment import join
 from trainer.errors import EXIT_INTERRUPTED, UserError
 from trainer.jobs import here as placing
 from trainer.jobs import processes
 from trainer.jobs.here import Here
-from trainer.jobs.processes import Stop
+from trainer.jobs.processes import Loss, Stop
 from trainer.jobs.spec import Job
 from trainer.tuning import spec
 from trainer.tuning.command import Plan, plan
@@ -33,10 +33,11 @@ class JobTrials:
         job: the study's job.
         here: how it runs on this machine.
         show: takes (replica, line) of what the trials print; the trial's number is put in front.
+        losses: machines to lose, each in the first trial that comes to its moment.
     """
 
-    def __init__(self, job: Job, here: Here, show: Show | None = None) -> None:
-        self._job, self._here, self._show = job, here, show
+    def __init__(self, job: Job, here: Here, show: Show | None = None, losses: Sequence[Loss] = ()) -> None:
+        self._job, self._here, self._show, self._losses = job, here, show, list(losses)
 
     def metrics(self, trial: Trial, folder: str) -> str:
         """Returns the file in which the trial's chief reports."""
@@ -46,6 +47,11 @@ class JobTrials:
         """Returns the log of the trial's chief."""
         return self._log_of(trial, "chief.log")
 
+    def verdict(self, trial: Trial) -> str:
+        """Returns why the job's rules of restart gave a trial up, or "" while they didn't."""
+        ended = storage.read_json(self._log_of(trial, "outcome.json")) or {}
+        return str(ended["reason"]) if ended.get("state") in ("FAILED", "TIMEOUT") else ""
+
     def _log_of(self, trial: Trial, *names: str) -> str:
         return os.path.join(os.path.abspath(self._here.folder), "replicas", str(trial.id), *names)
 
@@ -54,7 +60,8 @@ class JobTrials:
         environ = {**self._here.environ, CURVES: os.path.abspath(join(folder, OTHERS))}
         show = self._show
         named = None if show is None else lambda who, line: show(f"trial {trial.id} {who}", line)
-        return _Thread(self._job, replace(self._here, environ=environ), trial, named)
+        waiting = [loss for loss in self._losses if not loss.done]
+        return _Thread(self._job, replace(self._here, environ=environ), trial, named, waiting)
 
 
 class _Thread:
@@ -62,19 +69,24 @@ class _Thread:
 
     pid = 0  # the process layer ends its processes with this one
 
-    def __init__(self, job: Job, here: Here, trial: Trial, show: Show | None) -> None:
+    def __init__(self, job: Job, here: Here, trial: Trial, show: Show | None, losses: Sequence[Loss]) -> None:
         self._stop = Stop()
         self._code: int | None = None
         self._error: BaseException | None = None
-        arguments = (job, here, str(trial.id), tuple(trial.arguments), show)
+        arguments = (job, here, str(trial.id), tuple(trial.arguments), show, losses)
         self._thread = threading.Thread(
             target=self._run, args=arguments, name=f"trial-{trial.id}", daemon=True
         )
         self._thread.start()
 
-    def _run(self, job: Job, here: Here, trial: str, tuned: tuple[str, ...], show: Show | None) -> None:
+    def _run(
+        self, job: Job, here: Here, trial: str, tuned: tuple[str, ...], show: Show | None,
+        losses: Sequence[Loss],
+    ) -> None:  # fmt: skip
         try:
-            outcome = processes.run(job, here, trial=trial, tuned=tuned, stop=self._stop, show=show)
+            outcome = processes.run(
+                job, here, trial=trial, tuned=tuned, losses=losses, stop=self._stop, show=show
+            )
             self._code = EXIT_INTERRUPTED if outcome.state == "CANCELLED" else outcome.exit_code
         except BaseException as error:
             self._error = error
@@ -111,7 +123,12 @@ class LocalStudy:
 
 
 def prepare(
-    job: Job, here: Here, options: Mapping[str, str | None], show: Show | None = None, fresh: bool = False
+    job: Job,
+    here: Here,
+    options: Mapping[str, str | None],
+    show: Show | None = None,
+    fresh: bool = False,
+    losses: Sequence[Loss] = (),
 ) -> LocalStudy:
     """Returns a study that `local` can run, checked against the config that its job names.
 
@@ -121,10 +138,12 @@ def prepare(
         options: max_trial_count, parallel_trial_count, algorithm, stopping and best, where they were given.
         show: takes what the trials print.
         fresh: move an earlier study aside.
+        losses: machines to lose, each in the first trial that comes to its moment.
 
     Raises:
         UserError: a mistake in the study, its arguments or the options.
     """
+    processes.check_losses(job, losses)
     study, _ = spec.of_job(job, options.get("stopping"))
     if study.stopping_by_time and job.workers > 1:
         raise UserError(
@@ -166,7 +185,7 @@ def prepare(
         variables["AIP_MODEL_DIR"] = f"{base}/1/model/"
     folder = environment.paths(config, variables).output.rpartition("/")[0]
     shares = max(1, here.cores // max(1, made.study.limits.parallel))
-    launch = JobTrials(job, replace(here, cores=shares), show)
+    launch = JobTrials(job, replace(here, cores=shares), show, losses)
     return LocalStudy(replace(made, folder=folder), launch)
 
 

@@ -9,6 +9,7 @@ writes a file a trial and one of its own, and a kill between two of them tears a
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import keras_tuner
@@ -21,8 +22,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from trainer import storage
 from trainer.environment import join
-from trainer.errors import UserError
-from trainer.tuning import space
+from trainer.tuning import space, spec
 from trainer.tuning.spec import Algorithm, Study
 
 STATE = "oracle.json"
@@ -249,13 +249,9 @@ def make(study: Study, *, seed: int, epochs: int = 1, algorithm: Algorithm | Non
         "max_consecutive_failed_trials": _NEVER,
     }
     chosen = algorithm or study.algorithm
+    spec.check_epochs(replace(study, algorithm=chosen), epochs)
     oracle: Any
     if chosen == "hyperband":
-        if epochs < 3:
-            raise UserError(
-                f"hyperband: training.epochs is {epochs}, expected 3 or more: it gives bad trials a third of "
-                "the epochs of good ones"
-            )
         oracle = Hyperband(max_epochs=epochs, factor=3, **common)
         oracle.max_trials = study.limits.max_trials
     elif chosen == "random":

@@ -29,7 +29,9 @@ class Record:
         outcome: why it ended, or "".
     """
 
-    def __init__(self, folder: str, study: Study, config: dict[str, Any], seed: int) -> None:
+    def __init__(
+        self, folder: str, study: Study, config: dict[str, Any], seed: int, *, empty: bool = False
+    ) -> None:
         """Reads the file, if there is one.
 
         Args:
@@ -37,6 +39,7 @@ class Record:
             study: the study.
             config: the resolved config that all trials share.
             seed: seed of the search.
+            empty: don't read it.
 
         Raises:
             UserError: the folder holds another study.
@@ -46,7 +49,7 @@ class Record:
         self.seconds = 0.0
         self.outcome = ""
         self.oracle: dict[str, Any] | None = None
-        found = storage.read_json(self.path)
+        found = None if empty else storage.read_json(self.path)
         if found is not None:
             self._take(found)
 

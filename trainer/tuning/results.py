@@ -17,8 +17,10 @@ import yaml
 from trainer import storage
 from trainer.environment import join
 from trainer.errors import TrainingError
+from trainer.interruption import Interruption
 from trainer.tuning import page
 from trainer.tuning import trial as trials
+from trainer.tuning.measurements import Measurement, select
 from trainer.tuning.record import Record
 from trainer.tuning.spec import Study
 from trainer.tuning.trial import Trial
@@ -88,6 +90,13 @@ def write(study: Study, record: Record, advice: list[str]) -> None:
             f"({study.selection} measurement).\n# Again: python -m trainer train --config "
             f"{join(record.folder, BEST)}\n"
         )
+        if best.state == "stopped":
+            head += "# The trial was stopped early; this trains all epochs, so the figure can be another.\n"
+        elif best.parent:
+            head += (
+                f"# The trial went on from trial {best.parent}, of fewer epochs: a schedule of the learning "
+                "rate makes\n# the figure of a training in one piece another.\n"
+            )
         config = head + yaml.safe_dump(
             best_config(record, best), sort_keys=False, allow_unicode=True, width=100
         )
@@ -126,20 +135,46 @@ def copy_model(record: Record, best: Trial) -> str | None:
     return target
 
 
-def retrain(study: Study, record: Record, best: Trial) -> str:
+def retrain(study: Study, record: Record, best: Trial, stop: Interruption) -> str:
     """Trains the best trial's config once more, into `best` of the study's folder, and returns its model.
+
+    What an earlier end of the study had trained there is moved aside if another trial is the best now; a
+    training of this trial that was interrupted goes on, and one that is done is not repeated.
 
     Raises:
         TrainingError: the run failed.
+        Interrupted: SIGTERM came; the run has saved what it had.
     """
     folder = join(record.folder, "best")
-    command = [sys.executable, "-m", "trainer.task", f"--config={join(record.folder, BEST)}"]
+    theirs = join(folder, "config.yaml")
+    if storage.exists(theirs):
+        name = yaml.safe_load(storage.read_text(theirs)).get("name")  # the trial's number is in it
+        if name != best_config(record, best)["name"]:
+            log.info("moved the training of an earlier best to %s", storage.move_aside(folder))
     log.info("training the best config (trial %d) into %s", best.id, folder)
     began = time.monotonic()
-    code = subprocess.run(
-        [*command, f"--output_dir={folder}"], check=False, stdin=subprocess.DEVNULL
-    ).returncode
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "trainer.task"),
+            *(f"--config={join(record.folder, BEST)}", f"--output_dir={folder}"),
+        ],
+        # Of a study over a worker pool it is no part: it would wait for the workers, which have left.
+        env=trials.lone_environment(),
+        stdin=subprocess.DEVNULL,
+    )
+    while (code := process.poll()) is None:
+        if stop.requested:
+            process.terminate()
+            process.wait()
+            stop.check("while the best config was trained")
+        time.sleep(0.2)
     if code:
         raise TrainingError(f"training the best config failed: {trials.failure(folder, code)}")
-    log.info("trained the best config in %.0f s", time.monotonic() - began)
+    told = storage.read_json(join(folder, "objective.json")) or {}
+    reported = [Measurement(int(step), float(value)) for step, value in told.get("reported", [])]
+    again = select(reported, study.selection, study.goal)
+    log.info(
+        "trained the best config in %.0f s: %s %s, in the study %.6g",
+        *(time.monotonic() - began, study.metric, f"{again.value:.6g}" if again else "untold", best.value),
+    )
     return join(folder, "model")

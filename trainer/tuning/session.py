@@ -36,13 +36,12 @@ def run(plan: Plan, launch: Launcher | None = None) -> Trial:
         Interrupted: SIGTERM came; the same command goes on.
     """
     study, folder = plan.study, plan.folder
-    if plan.fresh and storage.exists(join(folder, FILE)):
+    if plan.fresh and any(storage.exists(join(folder, name)) for name in (FILE, "config.yaml")):
         with FolderLock(folder):  # a study that lives keeps its folder
             pass
         log.info("--fresh: moved %s to %s", folder, storage.move_aside(folder))
     oracle = oracles.make(study, seed=plan.config.seed, epochs=plan.config.training.epochs)
-    config = {**plan.config.model_dump(mode="json"), "output_dir": ""}
-    record = Record(folder, study, config, plan.config.seed)
+    record = plan.record()
     check_writable(folder, "output_dir")
     advice = advices.lines(study, plan.config.training.epochs, oracles.initial_points(study))
     with FolderLock(folder), Interruption() as stop:
@@ -60,7 +59,7 @@ def run(plan: Plan, launch: Launcher | None = None) -> Trial:
                 results.write(study, record, advice)
         best = record.best()
         assert best is not None
-        model = _model(plan, record, best)
+        model = _model(plan, record, best, stop)
     log.info(
         "best: trial %d, %s %.6g (%s) · %s · %s%s",
         best.id,
@@ -74,11 +73,11 @@ def run(plan: Plan, launch: Launcher | None = None) -> Trial:
     return best
 
 
-def _model(plan: Plan, record: Record, best: Trial) -> str | None:
+def _model(plan: Plan, record: Record, best: Trial, stop: Interruption) -> str | None:
     if plan.best == "none":
         return None
     if plan.best == "retrain":
-        return results.retrain(plan.study, record, best)
+        return results.retrain(plan.study, record, best, stop)
     model = results.copy_model(record, best)
     if model is None:
         raise TrainingError(

@@ -118,6 +118,7 @@ class Study:
         stopping: "" or "median": how trials that do badly are ended early.
         stopping_by_time: compare trials at the same time instead of the same step.
         limits: when it ends.
+        metric_where: `file:line` of the metric, for messages.
     """
 
     file: str
@@ -131,6 +132,7 @@ class Study:
     stopping: str = ""
     stopping_by_time: bool = False
     limits: Limits = field(default_factory=lambda: Limits(1))
+    metric_where: str = ""
 
     def dimension(self, name: str) -> Dimension:
         """Returns a hyperparameter by its id."""
@@ -247,6 +249,7 @@ class _Reader:
             stopping=stopping,
             stopping_by_time=by_time,
             limits=limits,
+            metric_where=f"{job.file}:{spec.metrics[0][2].line}" if spec.metrics else "",
         )
 
     # --- parameters ---------------------------------------------------------------------------------
@@ -356,12 +359,25 @@ class _Reader:
         for key in ("maxTrialCount", "parallelTrialCount"):
             counts[key] = int(root.of(key, default=0) or 0)
             if counts[key] < 1:
-                self.note(root.nearest(key), f"{key}: got {counts[key] or 'nothing'}, expected 1 or more")
+                got = "nothing" if root.get(key) is None else counts[key]
+                self.note(root.nearest(key), f"{key}: got {got}, expected 1 or more")
+        most = counts["maxTrialCount"]
+        counts["maxFailedTrialCount"] = int(root.of("maxFailedTrialCount", default=0) or 0)
+        if counts["maxFailedTrialCount"] < 0:
+            self.note(
+                root.nearest("maxFailedTrialCount"),
+                f"maxFailedTrialCount: got {counts['maxFailedTrialCount']}, expected 0 or more",
+            )
+        for key in ("parallelTrialCount", "maxFailedTrialCount"):
+            if counts[key] > most >= 1:
+                self.note(
+                    root.nearest(key), f"{key}: got {counts[key]}, expected at most maxTrialCount, {most}"
+                )
         config = spec.get("studyStoppingConfig")
         limits = Limits(
-            max_trials=counts["maxTrialCount"],
+            max_trials=most,
             parallel=counts["parallelTrialCount"],
-            max_failed=int(root.of("maxFailedTrialCount", default=0) or 0),
+            max_failed=counts["maxFailedTrialCount"],
         )
         if config is None:
             return limits
@@ -371,10 +387,11 @@ class _Reader:
                     at, f"studyStoppingConfig.{'.'.join(path)}: not known here; maximumRuntimeConstraint."
                     "maxDuration, minNumTrials, maxNumTrials and the NoProgress limits are"
                 )  # fmt: skip
-        most = config.of("maxNumTrials", default=limits.max_trials)
+        most = min(most, int(config.of("maxNumTrials", default=most)))
         return replace(
             limits,
-            max_trials=min(limits.max_trials, int(most)),
+            max_trials=most,
+            parallel=min(most, limits.parallel),
             min_trials=int(config.of("minNumTrials", default=0)),
             no_progress_trials=int(config.of("maxNumTrialsNoProgress", default=0)),
             no_progress_seconds=_seconds(config.of("maxDurationNoProgress")),
@@ -404,16 +421,19 @@ def check_against(study: Study, files: Sequence[str], overrides: Sequence[str]) 
             flag, or a value that its key refuses; one line each.
     """
     config = flags.load(files, overrides)
+    where = study.metric_where or study.file
     known = metric_names.reported(config.task, len(config.label.classes) or 4)
     if study.metric not in known:
         raise UserError(
-            f"{study.file}: metricId: task {config.task} reports no {study.metric!r}"
+            f"{where}: metricId: task {config.task} reports no {study.metric!r}"
             f"{nearest(study.metric, known)}; it reports {', '.join(known)}"
         )
     better = metric_names.direction(study.metric)
     if better is not None and better != study.goal:
         right = "MAXIMIZE" if better == "max" else "MINIMIZE"
-        raise UserError(f"{study.file}: metricId {study.metric}: expected goal: {right}")
+        raise UserError(
+            f"{study.metric_where or study.file}: metricId {study.metric}: expected goal: {right}"
+        )
     problems: list[str] = []
     seen: dict[str, str] = {}
     for dimension in study.dimensions:
@@ -453,4 +473,19 @@ def override(study: Study, **changes: Any) -> Study:
     """Returns the study with limits or other fields set by the command line; None leaves a field as it is."""
     given = {name: value for name, value in changes.items() if value is not None}
     limits = {name: given.pop(name) for name in ("max_trials", "parallel", "max_failed") if name in given}
-    return replace(study, **given, limits=replace(study.limits, **limits))
+    new = replace(study.limits, **limits)
+    # Fewer trials than the file says may be fewer than it runs at once.
+    return replace(study, **given, limits=replace(new, parallel=min(new.parallel, new.max_trials)))
+
+
+def check_epochs(study: Study, epochs: int) -> None:
+    """Checks that the epochs of a whole trial are enough for the search to tell trials apart by fewer.
+
+    Raises:
+        UserError: Hyperband with less than three.
+    """
+    if study.algorithm == "hyperband" and epochs < 3:
+        raise UserError(
+            f"hyperband: training.epochs is {epochs}, expected 3 or more: it gives bad trials a third of the "
+            "epochs of good ones"
+        )

@@ -199,7 +199,8 @@ class Search:
             if code is None:
                 continue
             del self._running[place]
-            if trials.is_lost(code) and not trials.finished(self.record.folder_of(trial)):
+            lost = trials.is_lost(code) and not self.launch.verdict(trial)
+            if lost and not trials.finished(self.record.folder_of(trial)):
                 trial.crashes += 1
                 if trial.crashes < MOST_CRASHES and not self._stop.requested:
                     log.warning(
@@ -234,7 +235,8 @@ class Search:
         else:
             trial.state = "failed"
             if code:
-                trial.error = trials.failure(folder, code, self.launch.log(trial, folder))
+                log_file, why = self.launch.log(trial, folder), self.launch.verdict(trial)
+                trial.error = trials.failure(folder, code, log_file, why)
             else:
                 instead = f"; it reported {', '.join(others)}" if others else ""
                 trial.error = f"it ended without having reported {self.study.metric!r}{instead}"

@@ -118,6 +118,10 @@ class Launcher(Protocol):
         """Returns the file with what the trial printed."""
         ...
 
+    def verdict(self, trial: Trial) -> str:
+        """Returns why the rules of a job, which has restarts of its own, let an ended trial fail; else ""."""
+        ...
+
     def __call__(self, trial: Trial, folder: str) -> Running:
         """Starts a trial whose files go below `folder`."""
         ...
@@ -132,14 +136,18 @@ def environment_of(trial: int, folder: str, environ: Mapping[str, str] = os.envi
         environ: variables of this process; those of the service are left out, because they say who *this*
             process is.
     """
-    kept = {name: value for name, value in environ.items() if not name.startswith(_SERVICE)}
     return {
-        **kept,
+        **lone_environment(environ),
         "CLOUD_ML_TRIAL_ID": str(trial),
         "CLOUD_ML_HP_METRIC_FILE": metric_file(folder),
         CURVES: join(folder, OTHERS),
-        PARENT: str(os.getpid()),
     }
+
+
+def lone_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the variables of a process that belongs to no job, and ends with this one."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(_SERVICE)}
+    return {**kept, PARENT: str(os.getpid())}
 
 
 def metric_file(folder: str) -> str:
@@ -171,6 +179,10 @@ class Processes:
     def log(self, trial: Trial, folder: str) -> str:
         """Returns the file with what the trial printed."""
         return join(folder, LOG)
+
+    def verdict(self, trial: Trial) -> str:
+        """Returns "": one process has no rules; whether it was lost is to be told from its exit code."""
+        return ""
 
     def __call__(self, trial: Trial, folder: str) -> Running:
         """Starts a trial; what it prints goes to trial.log of its folder (of a remote folder: to ours)."""
@@ -236,14 +248,21 @@ def end_leftover(trial: Trial, patience: float = GRACE_SECONDS) -> bool:
     return True
 
 
-def failure(folder: str, code: int, log: str = "") -> str:
-    """Returns why a run in a folder failed, in its own words where it left some there or in its log."""
+def failure(folder: str, code: int, log: str = "", why: str = "") -> str:
+    """Returns why a run in a folder failed, in its own words where it left some there or in its log.
+
+    Args:
+        folder: the run's folder.
+        code: its exit code.
+        log: what it printed, if that is in a file.
+        why: what is said in the place of the exit code.
+    """
     status = storage.read_json(join(folder, "status.json")) or {}
     if status.get("state") == "failed" and status.get("error"):
         return str(status["error"])
     lines = storage.read_text(log).strip().splitlines() if log and storage.exists(log) else []
     said = next((line for line in reversed(lines) if "ERROR" in line or "rror:" in line), "")
-    return f"exit code {code}" + (f": {said.strip()}" if said else "")
+    return (why or f"exit code {code}") + (f": {said.strip()}" if said else "")
 
 
 def finished(folder: str) -> bool:
