@@ -17,13 +17,14 @@ def known(trials: int, parallel: int) -> list[int]:
     return [max(0, number - min(parallel, trials)) for number in range(1, trials + 1)]
 
 
-def lines(study: Study, epochs: int, points: int) -> list[str]:
+def lines(study: Study, epochs: int, points: int, fewer_by: str = "--parallel_trial_count={}") -> list[str]:
     """Returns advice, one sentence each.
 
     Args:
         study: the study.
         epochs: epochs of a trial.
         points: trials that a Bayesian search draws at random.
+        fewer_by: how fewer trials at once are asked for, with `{}` for their number.
     """
     limits = study.limits
     trials, parallel = limits.max_trials, min(limits.parallel, limits.max_trials)
@@ -42,7 +43,7 @@ def lines(study: Study, epochs: int, points: int) -> list[str]:
         if blind * 2 > trials and parallel > 1:
             fewer = max(1, trials // 5)
             found.append(
-                f"more than half of the trials learn nothing from the others: --parallel_trial_count={fewer} "
+                f"more than half of the trials learn nothing from the others: {fewer_by.format(fewer)} "
                 f"would leave {sum(count < points for count in known(trials, fewer))} at random"
             )
         wanted = PER_PARAMETER * len(study.dimensions)

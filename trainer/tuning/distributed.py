@@ -8,6 +8,7 @@ below one folder that all machines see, so that a trial goes on wherever it is s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import tempfile
@@ -25,12 +26,15 @@ from trainer.lock import FolderLock
 from trainer.tuning import measurements, stopping
 from trainer.tuning import trial as trials
 from trainer.tuning.command import Plan
+from trainer.tuning.study import MOST_CRASHES
 from trainer.tuning.trial import Processes, Trial
 
 log = logging.getLogger("trainer")
 
 _PORT_OFFSET = 1000  # from the chief's own port, which is TensorFlow's
 _LINGER_SECONDS = 30.0  # for workers that have still to be told that there is no further trial
+_AWAY_SECONDS = 600.0  # for a chief that is started again
+_ENDED = "ended.json"  # the chief notes that there is no further trial
 _RESULT = "trial.json"  # what a worker writes of a trial, for the chief's tables
 VARIABLES = ("KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT")
 
@@ -103,7 +107,8 @@ class _Chief:
         self.study, self.plan, self.stop, self.me = study, plan, stop, me
         epochs = plan.config.training.epochs
         self.oracle = oracle.make(study, seed=plan.config.seed, epochs=epochs)
-        self.advice = advice.lines(study, epochs, oracle.initial_points(study))
+        points = oracle.initial_points(study)
+        self.advice = advice.lines(study, epochs, points, "replicaCount: {} in pool 1")
         self.record = plan.record()
         self.began = time.time() - self.record.seconds
         state = join(plan.folder, oracle.STATE)
@@ -132,24 +137,11 @@ class _Chief:
             )
         server.start()
         log.info("the oracle listens at %s for %d workers", address, self.me.workers - 1)
-        failure = ""
-        told = 0
-        idle_since: float | None = None
-        while True:
-            time.sleep(0.2)
-            self.stop.check("while workers run trials")
-            told = self._tell(told)
-            failure = failure or self._failure()
-            if failure:
-                self.oracle.max_trials = len(self.oracle.trials)  # nobody gets another one
-            if not servicer.stop_triggered or self.oracle.ongoing_trials:
-                idle_since = None
-                continue
-            idle_since = idle_since or time.monotonic()
-            if not self.oracle.tuner_ids or time.monotonic() - idle_since > _LINGER_SECONDS:
-                break
-        time.sleep(1.0)  # the last answer is on its way
-        server.stop(grace=5).wait()
+        try:
+            failure = self._wait(servicer)
+            time.sleep(1.0)  # the last answer is on its way
+        finally:
+            server.stop(grace=5).wait()
         self._collect()
         self.record.outcome = failure or f"{len(self.record.trials)} trials"
         self.record.save(self.oracle.snapshot(), time.time() - self.began)
@@ -161,11 +153,47 @@ class _Chief:
         if self.plan.best == "retrain":
             model = results.retrain(self.study, self.record, best, self.stop)
         log.info(
-            "best: trial %d, %s %.6g (%s) · %s%s",
+            "best: trial %d, %s %.6g (%s) · %s · %s%s",
             *(best.id, self.study.metric, best.value, " ".join(self.study.arguments(best.values))),
-            join(self.plan.folder, results.PAGE),
+            *(join(self.plan.folder, name) for name in (results.PAGE, results.BEST)),
             f" · model {model}" if model else "",
         )
+
+    def _wait(self, servicer: Any) -> str:
+        """Waits until no worker has, or will get, a trial; returns why trials failed too often, or ""."""
+        failure, told = "", len(self.oracle.end_order)
+        idle_since: float | None = None
+        ended = join(self.plan.folder, _ENDED)
+        left = self._trials_left(storage.read_json(ended))
+        while True:
+            time.sleep(0.2)
+            self.stop.check("while workers run trials")
+            told = self._tell(told)
+            failure = failure or self._failure()
+            if failure:
+                self.oracle.max_trials = len(self.oracle.trials)  # nobody gets another one
+            if left and servicer.stop_triggered:
+                left = False
+                storage.write_json(ended, {"max_trials": self.study.limits.max_trials})
+            if left or self.oracle.ongoing_trials:
+                idle_since = None
+                continue
+            idle_since = idle_since or time.monotonic()
+            # Of those that were seen none is to be told any more, or those that were lost don't come.
+            told_all = servicer.stop_triggered and not self.oracle.tuner_ids
+            if told_all or time.monotonic() - idle_since > _LINGER_SECONDS:
+                return failure
+
+    def _trials_left(self, ended: dict[str, Any] | None) -> bool:
+        """Returns whether a worker that asks may get a new trial.
+
+        A chief that is started again after that may have no worker any more that would ask: each leaves once
+        it was told that there is no further trial.
+        """
+        most = self.study.limits.max_trials
+        if ended is not None and ended["max_trials"] == most:
+            return False
+        return len(self.oracle.trials) < most
 
     def _tell(self, told: int) -> int:
         for key in self.oracle.end_order[told:]:
@@ -209,7 +237,43 @@ def _own(theirs: Any) -> dict[str, Any]:
 # --- a worker ---------------------------------------------------------------------------------------
 
 
+class _Left(BaseException):
+    """SIGTERM came in the middle of a trial.
+
+    No Exception: keras-tuner takes those for the trial's failure and tells the chief so, and a trial whose
+    machine was taken away is to go on elsewhere.
+    """
+
+
+class _Patient:
+    """The connection to the chief; a call that a restart of the chief cut off is made again.
+
+    keras-tuner waits for a chief that isn't there yet, but a call in flight fails at once, and with it the
+    trial. The chief keeps its state in a file, and makes no second trial for one who asks again.
+    """
+
+    def __init__(self, stub: Any, grpc: Any) -> None:
+        self._stub, self._grpc = stub, grpc
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._stub, name)
+
+        def again(*args: Any, **more: Any) -> Any:
+            end = time.monotonic() + _AWAY_SECONDS
+            while True:
+                try:
+                    return call(*args, **more)
+                except self._grpc.RpcError as error:
+                    if error.code() != self._grpc.StatusCode.UNAVAILABLE or time.monotonic() > end:
+                        raise
+                log.warning("the oracle is away: asking again")
+                time.sleep(1.0)
+
+        return again
+
+
 def _work(plan: Plan, stop: Interruption) -> None:
+    import grpc
     from keras_tuner import errors
     from keras_tuner.engine import base_tuner
 
@@ -231,6 +295,8 @@ def _work(plan: Plan, stop: Interruption) -> None:
             number = int(theirs.trial_id) + 1
             folder = join(plan.folder, str(number))
             one = Trial(number, theirs.trial_id, _own(theirs), started=time.time())
+            if before := storage.read_json(join(folder, _RESULT)):  # a machine that was lost had begun it
+                one.started, one.starts = before["started"], before["starts"]
             one.values = {name: study.dimension(name).clean(v) for name, v in one.values.items()}
             one.arguments = study.arguments(one.values)
             values = theirs.hyperparameters.values
@@ -246,7 +312,7 @@ def _work(plan: Plan, stop: Interruption) -> None:
                 curves = [_curve(other, study.metric) for other in others if other.status == "COMPLETED"]
                 content = stopping.content(study.metric, study.goal, False, one.started, curves)
                 storage.write_json(join(folder, trials.OTHERS), content)
-            log.info("trial %d: %s", number, " ".join(one.arguments))
+            log.info("trial %d%s: %s", number, " goes on" if one.starts else "", " ".join(one.arguments))
             code = _run(launch, one, folder, stop)
             found, _ = measurements.read(launch.metrics(one, folder), study.metric, one.started)
             chosen = measurements.select(found, study.selection, study.goal)
@@ -266,18 +332,23 @@ def _work(plan: Plan, stop: Interruption) -> None:
             for each in measurements.by_step(found, study.selection, study.goal):
                 self.oracle.update_trial(theirs.trial_id, {study.metric: each.value}, step=each.step)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(_Left):
         host, port = (os.environ[name] for name in VARIABLES[1:])
         log.info("waiting for the oracle at %s:%s, an hour at most", host, port)
         own = oracle.make(study, seed=plan.config.seed, epochs=max(3, plan.config.training.epochs))
-        Worker(own, directory=folder, project_name="worker").search()
+        worker = Worker(own, directory=folder, project_name="worker")
+        worker.oracle.stub = _Patient(worker.oracle.stub, grpc)
+        worker.search()
+    stop.check("in the middle of a trial")
     log.info("no further trial: the study is at its end")
 
 
 def _run(launch: Processes, one: Trial, folder: str, stop: Interruption) -> int:
     """Runs a trial's process to its end, and starts it again when the machine took it."""
+    first = one.starts
     while True:
         one.starts += 1
+        storage.write_json(join(folder, _RESULT), one.plain())
         running = launch(one, folder)
         while (code := running.poll()) is None:
             if stop.requested:
@@ -286,9 +357,9 @@ def _run(launch: Processes, one: Trial, folder: str, stop: Interruption) -> int:
                 while running.poll() is None and time.monotonic() < end:
                     time.sleep(0.1)
                 running.kill()
-                stop.check(f"in trial {one.id}")
+                raise _Left
             time.sleep(0.2)
-        if not trials.is_lost(code) or one.starts >= 3:
+        if not trials.is_lost(code) or one.starts - first >= MOST_CRASHES:
             return code
         log.warning("trial %d: its process was lost (exit code %d); starting it again", one.id, code)
 

@@ -85,7 +85,13 @@ class _Ours:
             storage.write_json(join(str(self._directory), STATE), self.snapshot())  # type: ignore[attr-defined]
 
     def _save_trial(self, trial: Any) -> None:
-        """Leaves it to `save`, which keras-tuner calls next."""
+        """Saves everything: what a trial reported must outlive the chief that was told."""
+        self.save()
+
+    def end_trial(self, trial: Any) -> None:
+        """Ends a trial, once: a worker that got no answer says it again."""
+        if any(running.trial_id == trial.trial_id for running in self.ongoing_trials.values()):
+            super().end_trial(trial)  # type: ignore[misc]
 
 
 class Bayesian(_Ours, oracles.BayesianOptimizationOracle):
