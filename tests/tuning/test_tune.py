@@ -141,7 +141,8 @@ def test_hyperbands_next_bracket_goes_on_from_a_checkpoint_and_the_median_stops_
     done = small.train("bracket/2", *QUICK, "--epochs=4", "--training.objective=val_auc", **variables)
     assert done.returncode == 0, done.stderr
     assert "resuming at epoch 1, step 10" in done.stdout + done.stderr
-    assert "stopping early: val_auc is worse than the median (1) of 3 completed trials" in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert "stopping early: val_auc is worse than the median (1) of 3 completed trials" in said
     assert json.loads((place.parent / stopping.STOPPED).read_text())["epoch"] == 2
     before, after = (
         list(csv.DictReader((Path(f) / "epochs.csv").read_text().splitlines())) for f in (short, long)
