@@ -17,7 +17,6 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from trainer import process
 process.prepare()  # the allocator settings of a training run, for peers and ours alike
 
 import input_data  # noqa: E402
+import input_memory  # noqa: E402
 import input_report  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
@@ -116,7 +116,7 @@ def sample(variant: Variant, expected: int) -> None:
 
 
 def valid_rows(batch: dict[str, tf.Tensor]) -> int:
-    return int(tf.reduce_sum(batch["valid"]))
+    return int(batch["valid"].numpy().sum())
 
 
 def options(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -237,30 +237,6 @@ def stalls(source: Source, encoder: Encoder, passes: int, pass_seconds: float) -
     return max(kept), statistics.median(kept)
 
 
-def resident() -> int:
-    with open("/proc/self/statm") as text:
-        return int(text.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def memory_of(folder: str, features: str, numbers: int, categories: int) -> None:
-    """Prints the peak resident memory of one shuffled, uncached epoch (run in a process of its own)."""
-    config = input_data.config(Path(folder), numbers, categories)
-    encoder = Encoder(Features.from_json(Path(features).read_text()))
-    pipeline = Pipeline(open_rows(folder, config, labelled=True), encoder, batch_size=BATCH, cache="none")
-    peak = 0
-    for step, _ in enumerate(pipeline.training(0, pipeline.steps_per_epoch)):
-        if step % 8 == 0:
-            peak = max(peak, resident())
-    print(json.dumps({"peak": peak, "rows": pipeline.rows}))
-
-
-def peak_memory(folder: Path, features: Path, arguments: argparse.Namespace) -> tuple[int, int]:
-    command = [sys.executable, __file__, "--memory-of", str(folder), "--features", str(features)]
-    command += ["--numbers", str(arguments.numbers), "--categories", str(arguments.categories)]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return found["rows"], found["peak"]
-
-
 # --- the run ------------------------------------------------------------------------------------------
 
 
@@ -350,14 +326,8 @@ def compare(arguments: argparse.Namespace, folder: Path) -> tuple[list[input_rep
 
 def memory(arguments: argparse.Namespace, folder: Path) -> input_report.Line:
     path, _ = setting(folder, "parquet", arguments.rows, 4, arguments)
-    peaks = [
-        peak_memory(input_data.links(folder, path, times), folder / "features.json", arguments)
-        for times in (1, 10)
-    ]
-    detail = ", ".join(f"{rows:,} rows: {peak / 2**20:,.0f} MiB" for rows, peak in peaks)
-    return input_report.Line(
-        "peak resident memory, ten times the rows", peaks[1][1] / peaks[0][1], 1.1, False, detail
-    )
+    folders = (input_data.links(folder, path, 1), input_data.links(folder, path, 10))
+    return input_memory.compare(*folders, folder / "features.json", arguments.numbers, arguments.categories)
 
 
 def growth(arguments: argparse.Namespace, folder: Path) -> Iterator[input_report.Growth]:
@@ -434,12 +404,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", default="/tmp/trainer-benchmark", help="where the rows are written and kept"
     )
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
-    parser.add_argument("--features", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.memory_of:
-        memory_of(arguments.memory_of, arguments.features, arguments.numbers, arguments.categories)
-        return 0
     folder = Path(arguments.folder)
     folder.mkdir(parents=True, exist_ok=True)
     allocator = {

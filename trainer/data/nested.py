@@ -51,10 +51,23 @@ def sound(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            array.validate(full=True)
+            if pa.types.is_dictionary(array.type):
+                _check_dictionary(array)
+            else:
+                array.validate(full=True)
         except pa.ArrowInvalid as error:
             raise ValueError(f"column {name!r}: {error}") from error
     return batch
+
+
+def _check_dictionary(array: pa.DictionaryArray) -> None:
+    """Does what `array.validate(full=True)` does, which takes ten times as long to compare the indices."""
+    array.validate()
+    array.indices.validate(full=True)
+    array.dictionary.validate(full=True)
+    indices = array.indices.drop_null().to_numpy()
+    if len(indices) and not 0 <= indices.min() <= indices.max() < len(array.dictionary):
+        raise pa.ArrowInvalid(f"an index is beyond the {len(array.dictionary)} values of its dictionary")
 
 
 def column(batch: pa.RecordBatch, name: str) -> pa.Array:
