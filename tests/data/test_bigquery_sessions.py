@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bigquery_cases import NAME, SOURCE, UTC, keys_of, make_config, opened, samp
 
 from tests.servers.bigquery import BigQueryServer
 from tests.servers.bigquery_faults import Fault
-from trainer.data import bigquery_client, bigquery_ledger
+from trainer.data import bigquery_client, bigquery_ledger, bigquery_session
 from trainer.data.bigquery import BigQuerySource
 from trainer.data.encode import Encoder
 from trainer.data.pipeline import Pipeline
@@ -338,6 +339,29 @@ def test_a_worker_does_not_wait_for_ever(
     _worker(monkeypatch, chief=False)
     with pytest.raises(UserError, match="the chief has opened no read session within"):
         open_splits(make_config(), str(tmp_path / "bigquery.json"))
+
+
+def test_the_chief_renews_in_time_for_the_others(
+    server: BigQueryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chief that waits for a worker in training reads nothing, and would never find its session expired."""
+    memory = str(tmp_path / "bigquery.json")
+    _worker(monkeypatch, chief=True)
+    chief = open_splits(make_config(), memory)
+    assert keys_of(chief.train) == TRAIN
+    _worker(monkeypatch, chief=False)
+    follower = open_splits(make_config(), memory)
+    batches = follower.train.batches(["row_id"])
+    keys = next(batches).column(0).to_pylist()
+    (session,) = chief.train._files.sessions
+    old = session.opened
+    monkeypatch.setattr(bigquery_session, "_RETRY_SECONDS", 0.05)
+    session.opened = replace(old, expires=datetime.datetime.now(UTC))
+    server.expire()
+    session._renew_in_time()  # the clock that runs since the session was opened rings now
+    keys += [key for batch in batches for key in batch.column(0).to_pylist()]
+    assert keys == TRAIN
+    assert follower.train._files.sessions[0].opened.name == session.opened.name != old.name
 
 
 def test_a_few_streams_are_asked_for_each_worker(

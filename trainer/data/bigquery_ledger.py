@@ -77,13 +77,14 @@ class Ledger:
             if self.writes:
                 self.put(page, key, make())
                 return self.get(page, key)
-            until = time.monotonic() + _WAIT_SECONDS
-            while time.monotonic() < until:
+        until = time.monotonic() + _WAIT_SECONDS
+        while time.monotonic() < until:
+            with self._lock:
                 self._pages = self._read()
                 found = self.get(page, key)
-                if found is not None and usable(found):
-                    return found
-                time.sleep(_POLL_SECONDS)
+            if found is not None and usable(found):
+                return found
+            time.sleep(_POLL_SECONDS)
         raise UserError(
             f"{self.path}: the chief has opened no read session within {_WAIT_SECONDS:g} s; all workers need "
             "the same output folder, and its log may tell why"

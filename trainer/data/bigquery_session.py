@@ -23,6 +23,7 @@ from trainer.errors import UserError
 _LOG = logging.getLogger("trainer")
 _UTC = datetime.timezone.utc
 _SPARE = datetime.timedelta(minutes=5)  # a session with less life left than this isn't taken up again
+_RETRY_SECONDS = 10.0  # least time between two renewals
 _LOCAL_SECONDS = 20.0  # a local server that isn't there won't come by itself
 
 
@@ -182,6 +183,7 @@ class Session:
         patience: Patience,
         *,
         kept_schema: bool = False,
+        followed: bool = False,
     ) -> None:
         """Takes a session up or opens one.
 
@@ -191,6 +193,7 @@ class Session:
             ledger: where the run keeps its sessions.
             patience: how long failures are waited out.
             kept_schema: whether only its columns are wanted, so that an expired one will do.
+            followed: whether other workers read it too, for whom the chief renews it in time.
 
         Raises:
             UserError: the table can't be read, with the reason.
@@ -203,6 +206,26 @@ class Session:
         usable = (lambda entry: True) if kept_schema else self._alive
         entry = ledger.shared("sessions", request.key, usable, self._first)
         self.opened = Opened.from_dict(entry)
+        if followed and ledger.path and ledger.writes:
+            self._renew_in_time()
+
+    def _renew_in_time(self) -> None:
+        """Renews the session shortly before it expires, again and again, in the background.
+
+        A worker that finds it expired waits for the chief's next one. Without this the chief, which waits
+        for that worker in training, might read nothing meanwhile, and so never find it expired itself.
+        """
+        left = self.opened.expires - _SPARE - datetime.datetime.now(_UTC)
+        timer = threading.Timer(max(_RETRY_SECONDS, left.total_seconds()), self._renewed_in_time)
+        timer.daemon = True
+        timer.start()
+
+    def _renewed_in_time(self) -> None:
+        try:
+            self.renew(self.opened.name)
+        except UserError as error:  # whoever reads next says it; the next try may do better
+            _LOG.warning("the read session could not be renewed: %s", error)
+        self._renew_in_time()
 
     @staticmethod
     def _alive(entry: dict[str, Any]) -> bool:

@@ -211,6 +211,7 @@ class TableFiles:
                                 request,
                                 self.connection.ledger,
                                 self.connection.patience,
+                                followed=environment.service().workers > 1,
                             )
                         )
                 self._sessions = made
