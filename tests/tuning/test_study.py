@@ -109,6 +109,25 @@ def test_another_name_than_the_studys_is_told(tmp_path: Path) -> None:
         search(tmp_path, Launcher(score, metric="auc")).run()
 
 
+def test_the_model_leaves_the_neighbourhood_of_failed_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metric rises towards a corner where every trial fails."""
+    monkeypatch.setattr(oracles, "_CANDIDATES", 150)  # ten times as fast
+
+    def rising(values: dict[str, Any]) -> list[float] | int:
+        if values["batch_size"] == 64 and values["cross_layers"] == 4:
+            return 1
+        rate = math.log10(values["learning_rate"])
+        return [0.7 - 0.02 * (rate + 2) ** 2 - 2e-5 * values["batch_size"] + 3e-3 * values["cross_layers"]]
+
+    text = synthetic.write(tmp_path, maxTrialCount="15", maxFailedTrialCount="15")
+    made = search(tmp_path, Launcher(rising), spec.load(str(text))[0])
+    made.run()
+    assert len(made.record.trials) == 15
+    assert len(made.record.failed) <= 4  # trials 9 to 15, while failed ones were left out of the model
+
+
 def test_failed_trials_end_the_study_at_the_files_limit(tmp_path: Path) -> None:
     launch = Launcher(lambda values: 1)
     with pytest.raises(TrainingError, match=r"^3 trials failed, and maxFailedTrialCount is 3; the last, trial"

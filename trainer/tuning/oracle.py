@@ -144,8 +144,10 @@ class Bayesian(_Ours, oracles.BayesianOptimizationOracle):
         """Fits the process to what is known, and returns the best value, the lower the better.
 
         Running trials are in it with a pessimistic guess, so that none beside them gets nearly the same
-        values; the guess needs a process that was fitted without them.
+        values; the guess needs a process that was fitted without them. A failed trial is in it as the worst
+        that has a value: without it, the search would come back to its neighbourhood for ever.
         """
+        failed = [trial for trial in self.trials.values() if trial.status == "FAILED"]
         ongoing: dict[str, Any] = self.ongoing_trials
         self.ongoing_trials = {}
         running = [trial for trial in self.trials.values() if trial.status == "RUNNING"]
@@ -153,15 +155,22 @@ class Bayesian(_Ours, oracles.BayesianOptimizationOracle):
             trial.status = "FAILED"  # keras-tuner leaves these out
         try:
             points, values = self._vectorize_trials()
-            self.gpr.fit(points, values)
+            self._fit(points, values, failed)
         finally:
             self.ongoing_trials = ongoing
             for trial in running:
                 trial.status = "RUNNING"
         if ongoing:
             points, with_guesses = self._vectorize_trials()
-            self.gpr.fit(points, with_guesses)
+            self._fit(points, with_guesses, failed)
         return float(np.min(values))
+
+    def _fit(self, points: np.ndarray, values: np.ndarray, failed: list[Any]) -> None:
+        if failed:
+            lost = np.array([self._point(trial.hyperparameters.values) for trial in failed])
+            points = np.concatenate([points, lost])
+            values = np.concatenate([values, np.full(len(lost), np.max(values))])
+        self.gpr.fit(points, values)
 
     def _candidates(
         self, generator: np.random.Generator, done: list[Any]

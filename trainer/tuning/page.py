@@ -67,7 +67,7 @@ def _trials(study: Study, record: Record, best: Trial | None) -> str:
         ]
         rows.append(cells)
     failed = "".join(f"<li>trial {trial.id}: {html.escape(trial.error)}</li>" for trial in record.failed)
-    why = f"<details><summary>Why trials failed</summary><ul>{failed}</ul></details>" if failed else ""
+    why = f"<br><details><summary>Why trials failed</summary><ul>{failed}</ul></details>" if failed else ""
     header = ["trial", *names, study.metric, "state", "time", "knew of"]
     return "<h2>Trials</h2>" + _card(_table(header, rows)) + why
 
@@ -104,9 +104,9 @@ def render(study: Study, record: Record, best_config: str, advice: Sequence[str]
         goal = "higher" if study.goal == "max" else "lower"
         sections += [
             "<h2>Values and metric</h2>"
-            f'<p class="note">One line a trial; the thick one is the best. A {goal} '
-            f"{html.escape(study.metric)} is better. A line that dips below an axis belongs to a trial "
-            "without that parameter.</p>",
+            f'<p class="note">One line a trial, the darker the better; the thick one is the best. A '
+            f"{goal} {html.escape(study.metric)} is better. A line that dips below an axis belongs to a "
+            "trial without that parameter.</p>",
             _card(charts.parallel_coordinates(study, counted)),
             "<h2>Course of the study</h2><div class='grid'>",
             _card(charts.best_so_far(study, counted, f"{study.metric} as trials finished")),
