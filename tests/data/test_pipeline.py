@@ -322,6 +322,26 @@ def test_the_order_is_the_same_for_ever() -> None:
     assert permutation(10, 1, 1).tolist() != permutation(10, 1, 0).tolist()
 
 
+@pytest.mark.parametrize("cache", CACHES)
+def test_what_tensorflow_does_in_place_is_not_done_to_kept_rows(tmp_path: Path, cache: str) -> None:
+    """TensorFlow negates a batch in the batch's own memory, if that has no other holder in TensorFlow."""
+    pipeline = make(tmp_path, cache, FakeSource((32,)), shuffle=False)
+    before = [{name: array.copy() for name, array in batch.items()} for batch in pipeline.evaluation_numpy()]
+
+    @tf.function(autograph=False)  # type: ignore[misc]
+    def negated(iterator: Any) -> Any:
+        return tf.add_n([tf.reduce_sum(tf.cast(-part, tf.float32)) for part in next(iterator).values()])
+
+    for dataset in (pipeline.evaluation(), pipeline.training(0, 4)):
+        iterator = iter(dataset)
+        for _ in range(4):
+            time.sleep(0.1)  # the dataset runs ahead and lets go of what it has handed on
+            negated(iterator)
+    for batch, expected in zip(pipeline.evaluation_numpy(), before, strict=True):
+        for name in expected:
+            np.testing.assert_array_equal(batch[name], expected[name])
+
+
 def test_a_distributed_dataset_sees_every_row_once(tmp_path: Path) -> None:
     if len(tf.config.list_logical_devices("CPU")) < 2:
         pytest.skip("one logical CPU")

@@ -109,6 +109,17 @@ class Rows:
         for target, array in zip(self.arrays, rows.arrays, strict=True):
             target[...] = array
 
+    @property
+    def writable(self) -> bool:
+        """Whether all arrays may be written to."""
+        return all(array.flags.writeable for array in self.arrays)
+
+    def copy(self, layout: RowFormat) -> Rows:
+        """Returns a copy."""
+        found = Rows.empty(layout, len(self))
+        found.write(self)
+        return found
+
     def take(self, index: np.ndarray, layout: RowFormat) -> Rows:
         """Returns the rows `index` (int64 [...], each in range) as arrays [*index.shape, ...]."""
         found = Rows.empty(layout, *index.shape)

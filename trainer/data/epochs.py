@@ -163,7 +163,7 @@ class Epochs:
                 rows = source.take(size, self._layout)
                 if position + size == stop:
                     source.end()
-                yield Chunk(self._own(rows, None, 0, size), position)
+                yield Chunk(self._own(rows, None, 0, size, passing=True), position)
 
     def shuffled(
         self, epoch: int, start: int = 0, stop: int | None = None, permutation: np.ndarray | None = None
@@ -257,8 +257,14 @@ class Epochs:
             last = min(first + step, stop)
             yield Chunk(self._own(rows, wanted, first, last), position + first)
 
-    def _own(self, rows: Rows, wanted: np.ndarray | None, first: int, last: int) -> Rows:
+    def _own(
+        self, rows: Rows, wanted: np.ndarray | None, first: int, last: int, *, passing: bool = False
+    ) -> Rows:
         """Returns this shard's part of rows first..last as whole batches, padded.
+
+        What is returned belongs to whoever takes it, never to what is kept here: TensorFlow works in place on
+        a slice of a NumPy array once nobody else holds it (its slices don't tell that NumPy owns the memory),
+        and so would overwrite the rows in memory, or crash on those that are mapped from disk.
 
         Padding repeats the rows of its batch, with weight 0: batch normalisation, which knows no weights,
         sees the rows of the batch and nothing that no row holds.
@@ -268,6 +274,7 @@ class Epochs:
             wanted: order of the rows; None: as they are.
             first: row of the order, the first of a batch.
             last: row after the last.
+            passing: whether nobody else will ever look at `rows`, so that they may be returned themselves.
 
         Returns:
             Arrays [batches, shard_rows, ...].
@@ -276,7 +283,10 @@ class Epochs:
         batches = -(-(last - first) // plan.batch_size)
         whole = last - first == batches * plan.batch_size
         if whole and wanted is None and plan.shard_count == 1:
-            return rows[first:last].batches(plan.batch_size)
+            found = rows[first:last]
+            return (found if passing and found.writable else found.copy(self._layout)).batches(
+                plan.batch_size
+            )
         index = np.arange(first, last) if wanted is None else wanted[first:last]
         rows_of_last = last - first - (batches - 1) * plan.batch_size
         if not whole:
