@@ -26,8 +26,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from trainer.tuning import advice, oracle, spec
+from trainer import process
 from trainer.tuning.spec import Study
+
+process.prepare()
+with process.quiet_import():  # keras-tuner brings TensorFlow
+    from trainer.tuning import advice, oracle, spec
 
 ROOT = Path(__file__).resolve().parents[1]
 TRIALS, SEEDS, PARALLEL = 20, range(1, 6), (1, 2, 5, 10, 20)

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from synthetic import Launcher
 
 from trainer.errors import TrainingError
 from trainer.interruption import Interrupted
-from trainer.tuning import command, importance, results, session
+from trainer.tuning import charts, command, importance, results, session
 from trainer.tuning.record import Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
@@ -122,6 +123,23 @@ def test_a_study_without_values_has_a_page_and_no_model(tmp_path: Path) -> None:
     assert "exit code 1 was asked for" in (tmp_path / "out" / results.PAGE).read_text()
     assert not (tmp_path / "out" / "model").exists()
     assert not (tmp_path / "out" / "best.yaml").exists()
+
+
+@pytest.mark.parametrize("goal", ["max", "min"])
+def test_a_trial_that_went_wrong_does_not_press_the_others_into_a_line(tmp_path: Path, goal: str) -> None:
+    study = replace(synthetic.study(tmp_path), goal=goal)
+    sign = 1 if goal == "max" else -1
+    values = [sign * value for value in (0.7, 0.1, 0.69, 0.71, 0.72)]
+    with charts.drawing("") as (_, axes):
+        axes.plot(values)
+        charts._focus(axes, study, values)
+        low, high = sorted(sign * limit for limit in axes.get_ylim())
+        assert 0.5 < low < 0.69
+        assert high > 0.72
+        assert axes.texts[0].get_text() == "1 value off the scale"
+    with charts.drawing("") as (_, axes):
+        charts._focus(axes, study, [0.7, 0.7, 0.7, 0.7])
+        assert not axes.texts
 
 
 class Training:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.colors import Normalize
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from trainer.charts import COLORS, INK, MUTED, as_svg, drawing
@@ -16,6 +16,7 @@ from trainer.tuning.trial import Trial
 
 _ABSENT = -0.12  # where a line passes the axis of a parameter that took no part
 _MOST_TICKS = 8
+_FAR = 4.0  # times the distance from the best to the quarter mark: what lies farther is off the scale
 _SMALL: dict[str, float] = {"width": 3.9, "height": 2.75}  # three stand side by side, with legible text
 # A mark on an axis stands on a patch of white, so that lines don't strike it out.
 _mark: dict[str, Any] = {
@@ -47,15 +48,17 @@ def parallel_coordinates(study: Study, trials: Sequence[Trial]) -> str:
     """Draws one line a trial across one axis a parameter, and the metric's axis at the right."""
     values = [float(trial.value) for trial in trials if trial.value is not None]
     low, high = min(values), max(values)
-    spread = Normalize(low, high if high > low else low + 1)
     best = study.best(values)
+    ranks = sorted(values, reverse=study.goal == "min")
 
-    def color(value: float) -> Any:  # on white: the best dark, the worst pale, but not too pale to be seen
-        share = float(spread(value))
-        return mpl.colormaps["viridis_r"](0.12 + 0.88 * (share if study.goal == "max" else 1 - share))
+    # On white: the best dark, the worst pale, but not too pale to be seen. By rank, so that one trial that
+    # went wrong doesn't make all others alike.
+    def color(value: float) -> Any:
+        share = ranks.index(value) / max(1, len(ranks) - 1)
+        return mpl.colormaps["viridis_r"](0.12 + 0.88 * share)
 
     axes_count = len(study.dimensions) + 1
-    with drawing("", width=max(7.0, 1.7 * axes_count), height=3.9) as (figure, axes):
+    with drawing("", width=max(9.0, 1.7 * axes_count), height=3.9) as (figure, axes):
         # The best on top: it is drawn last.
         for trial in sorted(trials, key=lambda t: (t.value or 0.0) * (1 if study.goal == "max" else -1)):
             assert trial.value is not None
@@ -84,6 +87,23 @@ def parallel_coordinates(study: Study, trials: Sequence[Trial]) -> str:
         return as_svg(figure, "Parallel coordinates")
 
 
+def _focus(axes: Axes, study: Study, values: Sequence[float]) -> None:
+    """Cuts the scale where a few trials that went wrong would press all others into one line."""
+    worst_first = sorted(values, reverse=study.goal == "min")
+    best, usual = worst_first[-1], worst_first[len(values) // 4]
+    edge = best - _FAR * (best - usual)
+    if len(values) < 4 or usual == best or not study.better(edge, worst_first[0]):
+        return
+    off = sum(study.better(edge, value) for value in values)
+    if study.goal == "max":
+        axes.set_ylim(bottom=edge)
+    else:
+        axes.set_ylim(top=edge)
+    text = f"{off} value{'s' if off > 1 else ''} off the scale"
+    axes.annotate(text, (0.98, 0.02 if study.goal == "max" else 0.94), xycoords="axes fraction", ha="right",
+                  fontsize=7.5, color=MUTED)  # fmt: skip
+
+
 def best_so_far(study: Study, trials: Sequence[Trial], title: str) -> str:
     """Draws each trial's value and the best so far, in the order in which they ended."""
     values = [float(trial.value) for trial in trials if trial.value is not None]
@@ -92,6 +112,7 @@ def best_so_far(study: Study, trials: Sequence[Trial], title: str) -> str:
         places = range(1, len(values) + 1)
         axes.scatter(places, values, s=14, color=MUTED, label="trial")
         axes.plot(places, best, color=COLORS[0], linewidth=1.8, drawstyle="steps-post", label="best so far")
+        _focus(axes, study, values)
         axes.set_xlabel("finished trials")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend()
@@ -100,12 +121,14 @@ def best_so_far(study: Study, trials: Sequence[Trial], title: str) -> str:
 
 def curves(study: Study, trials: Sequence[Trial], best: int) -> str:
     """Draws the measurements of each trial over its steps; the best trial stands out."""
+    shown: list[float] = []
     with drawing(f"{study.metric} by step", **_SMALL) as (figure, axes):
         for trial in sorted(trials, key=lambda t: t.id == best):
             first: dict[int, float] = {}  # the exported model's value stands at the last epoch's step again
             for measurement in trial.curve:
                 first.setdefault(measurement.step, measurement.value)
             points = sorted(first.items())
+            shown += first.values()
             is_best, early = trial.id == best, trial.state == "stopped"
             axes.plot(
                 [step for step, _ in points], [value for _, value in points],
@@ -116,6 +139,7 @@ def curves(study: Study, trials: Sequence[Trial], best: int) -> str:
         if any(trial.state == "stopped" and trial.id != best for trial in trials):
             axes.plot([], [], color=COLORS[1], label="stopped early")
         axes.plot([], [], color=MUTED, label="others")
+        _focus(axes, study, shown)
         axes.set_xlabel("step")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.legend()

@@ -251,7 +251,8 @@ class Search:
         left = self.study.limits.max_trials - len(self.record.ended)
         took = [t.ended - t.started for t in self.record.ended]
         rounds = math.ceil(left / self.study.limits.parallel)
-        eta = f"; {left} to go, about {_duration(rounds * sum(took) / len(took))}" if left > 0 else ""
+        most = "at most " if self.study.algorithm in ("grid", "hyperband") else ""  # they may end before
+        eta = f"; {most}{left} to go, about {_duration(rounds * sum(took) / len(took))}" if left > 0 else ""
         if trial.state == "failed":
             log.warning("trial %d failed after %s: %s%s", trial.id, _duration(seconds), trial.error, eta)
             return
