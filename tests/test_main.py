@@ -244,6 +244,7 @@ def test_native_logs_are_quiet_unless_told_otherwise() -> None:
     environ = {"MALLOC_ARENA_MAX": "2"}
     process.prepare(environ)
     assert environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
+    assert environ["MIMALLOC_PURGE_DELAY"] == "10000"
     kept = {"TF_CPP_MIN_LOG_LEVEL": "1", "MALLOC_ARENA_MAX": "2"}
     process.prepare(kept)
     assert kept["TF_CPP_MIN_LOG_LEVEL"] == "1"

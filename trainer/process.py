@@ -22,7 +22,7 @@ PARENT = "TRAINER_PARENT"  # variable with the process that this one must not ou
 
 
 def prepare(environ: MutableMapping[str, str] = os.environ, debug: bool = False) -> None:
-    """Sets what can only be set before TensorFlow is imported: quiet native logs and the allocator.
+    """Sets what can only be set before TensorFlow and Arrow are imported: quiet native logs, the allocators.
 
     Args:
         environ: changed in place; what is set already stays.
@@ -33,6 +33,9 @@ def prepare(environ: MutableMapping[str, str] = os.environ, debug: bool = False)
         # a real failure raises an exception as well.
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # Arrow's own allocator keeps freed memory for ten seconds, not ten milliseconds, before it hands it back:
+    # chunks of rows follow each other in fewer. A tenth of the CPU time of reading Parquet.
+    environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")
     end_with_parent(environ)
     tune_allocator(environ)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from trainer.data.arrays import NAMES, RowFormat, Rows
 from trainer.errors import UserError
@@ -71,7 +72,10 @@ def _allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def parts(pieces: Iterable[Rows], layout: RowFormat) -> Iterator[Rows]:
-    """Yields rows that come in pieces of any size in parts of about 16 MiB each."""
+    """Yields rows that come in pieces of any size in parts of about 16 MiB each.
+
+    After the last piece, what Arrow keeps for reading more goes back to the system.
+    """
     rows = max(1, _PART_BYTES // layout.row_bytes)
     part = allocate(rows, layout)
     filled = 0
@@ -84,6 +88,7 @@ def parts(pieces: Iterable[Rows], layout: RowFormat) -> Iterator[Rows]:
             if filled == rows:
                 yield part
                 part, filled = allocate(rows, layout), 0
+    pa.default_memory_pool().release_unused()
     if filled:
         yield part[:filled]
 
