@@ -236,6 +236,26 @@ def test_a_lost_process_is_started_again_and_in_the_end_failed(tmp_path: Path) -
     assert launch.started.count(3) == 3
 
 
+def test_what_the_rules_of_a_trials_job_gave_up_is_not_started_again(tmp_path: Path) -> None:
+    why = "worker1 ended with exit code 137 (out of memory, or killed from outside): not worth a retry"
+
+    class OfJobs(Launcher):
+        def verdict(self, trial: Trial) -> str:
+            return why if trial.id == 2 else ""
+
+        def __call__(self, trial: Trial, folder: str) -> Ended:
+            super().__call__(trial, folder)
+            if trial.id == 2:
+                storage.write_json(f"{folder}/status.json", {"state": "running"})
+            return Ended(137 if trial.id == 2 else 0)
+
+    launch = OfJobs(score)
+    made = search(tmp_path, launch)
+    made.run()
+    assert launch.started == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [(trial.state, trial.error) for trial in made.record.failed] == [("failed", why)]
+
+
 def test_sigterm_asks_the_trials_to_leave_and_the_next_start_goes_on(tmp_path: Path) -> None:
     stop = Interruption()
     launch = Launcher(score)
