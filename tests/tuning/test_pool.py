@@ -94,8 +94,8 @@ def in_trial(pool: Pool, number: int, do: Callable[[], None], looks: int = 1) ->
 def test_a_pool_runs_a_study(pool: Callable[..., Pool]) -> None:
     made = pool()
     chief, worker = made.chief(), made.worker()
-    worker.result(60)
-    chief.result(60)
+    worker.result(300)
+    chief.result(300)
     assert made.launch.started == [1, 2, 3, 4]
     for trial in made.trials:
         assert (trial["state"], trial["starts"]) == ("completed", 1)
@@ -107,9 +107,9 @@ def test_a_trial_whose_machine_is_taken_away_goes_on(pool: Callable[..., Pool]) 
     in_trial(made, 2, lambda: setattr(stop, "requested", True), looks=10**5)
     chief = made.chief()
     with pytest.raises(Interrupted, match="in the middle of a trial"):
-        made.worker(stop).result(60)
-    made.worker().result(60)  # started again
-    chief.result(60)
+        made.worker(stop).result(300)
+    made.worker().result(300)  # started again
+    chief.result(300)
     assert made.launch.started == [1, 2, 2, 3, 4]
     assert [(trial["state"], trial["starts"]) for trial in made.trials] == [
         ("completed", 1), ("completed", 2), ("completed", 1), ("completed", 1),
@@ -124,13 +124,13 @@ def test_a_chief_that_is_lost_in_a_trial_goes_on(pool: Callable[..., Pool]) -> N
     def lose() -> None:
         stop.requested = True
         with pytest.raises(Interrupted):
-            chief.result(60)
+            chief.result(300)
         again.append(made.chief())
 
     in_trial(made, 2, lose)
     chief = made.chief(stop)
-    made.worker().result(60)
-    again[0].result(60)
+    made.worker().result(300)
+    again[0].result(300)
     assert made.launch.started == [1, 2, 3, 4]
     assert [trial["state"] for trial in made.trials] == ["completed"] * 4
 
@@ -141,10 +141,10 @@ def test_a_chief_that_is_started_again_at_the_end_waits_for_nobody(
 ) -> None:
     made = pool(*more)
     chief, worker = made.chief(), made.worker()
-    worker.result(60)
-    chief.result(60)
+    worker.result(300)
+    chief.result(300)
     before = made.trials
-    made.chief().result(60)  # as it was while the best trial was trained again; the workers have left
+    made.chief().result(300)  # as it was while the best trial was trained again; the workers have left
     assert made.trials == before
 
 
@@ -153,6 +153,6 @@ def test_failed_trials_end_it(pool: Callable[..., Pool]) -> None:
     made.launch.objective = lambda values: 1
     chief, worker = made.chief(), made.worker()
     with pytest.raises(TrainingError, match="2 trials failed, and maxFailedTrialCount is 2"):
-        chief.result(60)
-    worker.result(60)
+        chief.result(300)
+    worker.result(300)
     assert [trial["state"] for trial in made.trials] == ["failed", "failed"]
