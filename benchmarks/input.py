@@ -349,7 +349,8 @@ def growth(arguments: argparse.Namespace, folder: Path) -> Iterator[input_report
                 if not number:
                     variant.samples.clear()
                     variant.cpu.clear()
-        yield input_report.Growth(numbers + categories, largest, streamed.rate, cached.rate)
+        cpu = [statistics.median(variant.cpu) for variant in (streamed, cached)]
+        yield input_report.Growth(numbers + categories, largest, streamed.rate, cached.rate, *cpu)
 
 
 def report(
