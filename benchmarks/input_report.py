@@ -75,7 +75,7 @@ def markdown(tensorflow: str, variants: Sequence[Any], lines: Sequence[Line], gr
     if grown:
         text += [
             "",
-            "| columns | largest vocabulary | Parquet: CPU us/row | rows/s | from memory: CPU us/row | rows/s |",
+            "| columns | largest vocabulary | Parquet: CPU us/row | rows/s | memory: CPU us/row | rows/s |",
             "|---|---|---|---|---|---|",
         ]
         text += [
