@@ -76,6 +76,19 @@ def test_keys_that_do_not_touch_the_weights_may_change() -> None:
     assert differing_keys(old, {**new, "outputs": 1}) == ["outputs: None -> 1"]
 
 
+def test_a_key_that_came_to_be_since_is_no_difference(tmp_path: Path) -> None:
+    folder = claimed(tmp_path / "run")
+    path = Path(folder.paths.file("config.yaml"))
+    known = yaml.safe_load(path.read_text())
+    del known["data"]["sharding"]  # as a version wrote it that had no such key
+    path.write_text(yaml.safe_dump(known))
+    assert claimed(tmp_path / "run").state == "started"
+    known["data"]["cache"] = "none"
+    path.write_text(yaml.safe_dump({**known, "no_longer": 1}))
+    with pytest.raises(UserError, match=r"data\.cache: 'none' -> 'memory'"):
+        claimed(tmp_path / "run")
+
+
 def test_fresh_moves_everything_aside_and_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     claimed(folder)

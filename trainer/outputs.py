@@ -64,6 +64,16 @@ def differing_keys(old: dict[str, Any], new: dict[str, Any], free: tuple[str, ..
     ]
 
 
+def completed(old: Any) -> dict[str, Any]:
+    """Returns a config that an earlier start wrote, with the defaults of keys that came to be since then."""
+    if not isinstance(old, dict):
+        return {}
+    try:
+        return Config(**old).model_dump(mode="json")
+    except ValueError:  # keys that are no more: the comparison names them
+        return old
+
+
 class RunFolder:
     """The output folder of one run.
 
@@ -123,7 +133,7 @@ class RunFolder:
             old = yaml.safe_load(storage.read_text(path))
         except yaml.YAMLError as error:
             raise UserError(f"{path}: is no YAML any more; --fresh moves this run aside") from error
-        changed = differing_keys(old if isinstance(old, dict) else {}, self._config.model_dump(mode="json"))
+        changed = differing_keys(completed(old), self._config.model_dump(mode="json"))
         if changed:
             shown = "; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
             raise UserError(

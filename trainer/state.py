@@ -25,7 +25,6 @@ _MUST_MATCH = (
     "data.chunk_rows",
     "data.limit_rows",
     "data.cache",
-    "data.sharding",
     "training.batch_size",
     "training.steps_per_epoch",
     "training.optimizer",
@@ -48,7 +47,8 @@ class RunState:
         best: `{"step", "epoch", "monitor", "value"}` of the best epoch, or None.
         stopped: Why training ended before its time, or "".
         seconds: Training time so far, over all restarts.
-        workers: Processes that train together; with data.sharding=rows, who has which rows depends on it.
+        workers: Processes that train together.
+        sharding: `data.sharding`; with "rows", who has which rows depends on the number of workers.
     """
 
     step: int = 0
@@ -63,6 +63,7 @@ class RunState:
     stopped: str = ""
     seconds: float = 0.0
     workers: int = 1
+    sharding: str = "batches"
 
 
 def begin(restored: RunState | None, config: Config, workers: int) -> RunState:
@@ -74,13 +75,15 @@ def begin(restored: RunState | None, config: Config, workers: int) -> RunState:
         workers: processes that train together now.
 
     Raises:
-        UserError: the rows were shared out to another number of workers before.
+        UserError: the rows were shared out otherwise before.
     """
-    state = restored or RunState(workers=workers)
-    if config.data.sharding == "rows" and state.workers != workers:
+    sharding = config.data.sharding
+    state = restored or RunState(workers=workers, sharding=sharding)
+    shared = "rows" in (sharding, state.sharding)
+    if shared and (state.workers != workers or (state.sharding != sharding and workers > 1)):
         raise UserError(
-            f"data.sharding=rows: this run began with {state.workers} worker(s), now there are {workers}, to "
-            "whom other rows would fall: start as many as before, or start anew with --fresh"
+            f"data.sharding: this run began with {state.sharding} on {state.workers} worker(s), now it is "
+            f"{sharding} on {workers}, to whom other rows would fall: start it as before, or anew with --fresh"
         )
     return state
 

@@ -142,11 +142,13 @@ def test_as_many_workers_as_before() -> None:
         features = [{"name": "a", "kind": "numeric"}]
         return Config(name="x", task="binary", label={"column": "y"}, data=data, features=features)
 
-    assert begin(None, config("rows"), 3).workers == 3
-    restored = RunState(step=5, workers=2)
+    assert begin(None, config("rows"), 3) == RunState(workers=3, sharding="rows")
+    alone = RunState(step=5)  # one worker has all rows either way
+    assert begin(alone, config("rows"), 1) is begin(alone, config("batches"), 1) is alone
+    assert begin(alone, config("batches"), 3) is alone
+    restored = RunState(step=5, workers=2, sharding="rows")
     assert begin(restored, config("rows"), 2) is restored
-    assert begin(restored, config("batches"), 3) is restored
-    with pytest.raises(
-        UserError, match=r"began with 2 worker\(s\), now there are 3, .* start anew with --fresh"
-    ):
+    with pytest.raises(UserError, match=r"began with rows on 2 worker\(s\), now it is batches on 2"):
+        begin(restored, config("batches"), 2)
+    with pytest.raises(UserError, match=r"began with rows on 2 worker\(s\), now it is rows on 3"):
         begin(restored, config("rows"), 3)

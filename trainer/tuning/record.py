@@ -11,7 +11,7 @@ from typing import Any
 from trainer import storage
 from trainer.environment import join
 from trainer.errors import UserError
-from trainer.outputs import differing_keys
+from trainer.outputs import completed, differing_keys
 from trainer.tuning.spec import Study
 from trainer.tuning.trial import Trial
 
@@ -88,7 +88,7 @@ class Record:
 
     def _take(self, found: dict[str, Any]) -> None:
         changed = differing_keys(found.get("study", {}), self._study.fingerprint())
-        changed += differing_keys(found.get("config", {}), self._config)
+        changed += differing_keys(completed(found.get("config", {})), self._config)
         if found.get("format") != _FORMAT or changed or found.get("seed") != self._seed:
             shown = "; ".join(changed[:5]) or f"seed: {found.get('seed')} -> {self._seed}"
             raise UserError(
