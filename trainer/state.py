@@ -83,7 +83,7 @@ def begin(restored: RunState | None, config: Config, workers: int) -> RunState:
     if shared and (state.workers != workers or (state.sharding != sharding and workers > 1)):
         raise UserError(
             f"data.sharding: this run began with {state.sharding} on {state.workers} worker(s), now it is "
-            f"{sharding} on {workers}, to whom other rows would fall: start it as before, or anew with --fresh"
+            f"{sharding} on {workers}, to whom other rows fall: start it as before, or anew with --fresh"
         )
     return state
 
