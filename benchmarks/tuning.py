@@ -31,7 +31,7 @@ from trainer.tuning.spec import Study
 
 process.prepare()
 with process.quiet_import():  # keras-tuner brings TensorFlow
-    from trainer.tuning import advice, oracle, spec
+    from trainer.tuning import advice, oracle, spec, study_file
 
 ROOT = Path(__file__).resolve().parents[1]
 TRIALS, SEEDS, PARALLEL = 20, range(1, 6), (1, 2, 5, 10, 20)
@@ -89,7 +89,7 @@ def synthetic() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "study.yaml"
         path.write_text(STUDY)
-        study = spec.load(str(path))[0]
+        study = study_file.load(str(path))[0]
     random_best = [search(spec.override(study, algorithm="random"), seed) for seed in SEEDS]
     random_mean = statistics.mean(random_best)
     print(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.tuning import spec
+from trainer.tuning import spec, study_file
 from trainer.tuning import trial as trials
 from trainer.tuning.spec import Study
 from trainer.tuning.trial import Trial
@@ -46,7 +46,7 @@ trialJobSpec:
 
 def study(folder: Path, **changes: str) -> Study:
     """Returns the study above as a random search, with `key: value` lines at its top changed."""
-    return spec.override(spec.load(str(write(folder, **changes)))[0], algorithm="random")
+    return spec.override(study_file.load(str(write(folder, **changes)))[0], algorithm="random")
 
 
 def write(folder: Path, text: str = STUDY, **changes: str) -> Path:

@@ -17,7 +17,7 @@ from trainer import storage
 from trainer.errors import TrainingError, UserError
 from trainer.interruption import Interrupted, Interruption
 from trainer.tuning import oracle as oracles
-from trainer.tuning import results, spec
+from trainer.tuning import results, spec, study_file
 from trainer.tuning import trial as trials
 from trainer.tuning.record import Record
 from trainer.tuning.spec import Study
@@ -70,7 +70,9 @@ def test_grid_tries_every_combination_once_and_ends(tmp_path: Path) -> None:
     text = text.replace("    scaleType: UNIT_LOG_SCALE\n", "").replace(
         "  metrics:", "  algorithm: GRID_SEARCH\n  metrics:"
     )
-    study = spec.load(str(synthetic.write(tmp_path, text, maxTrialCount="100", parallelTrialCount="3")))[0]
+    study = study_file.load(
+        str(synthetic.write(tmp_path, text, maxTrialCount="100", parallelTrialCount="3"))
+    )[0]
     made = search(tmp_path, Launcher(score), study)
     made.run()
     found = [json.dumps(trial.values, sort_keys=True) for trial in made.record.trials]
@@ -80,7 +82,7 @@ def test_grid_tries_every_combination_once_and_ends(tmp_path: Path) -> None:
 
 def test_last_measurement(tmp_path: Path) -> None:
     text = synthetic.STUDY.replace("BEST_MEASUREMENT", "LAST_MEASUREMENT")
-    study = spec.load(str(synthetic.write(tmp_path, text)))[0]
+    study = study_file.load(str(synthetic.write(tmp_path, text)))[0]
     made = search(tmp_path, Launcher(score), study)
     made.run()
     for trial in made.record.trials:
@@ -122,7 +124,7 @@ def test_the_model_leaves_the_neighbourhood_of_failed_trials(
         return [0.7 - 0.02 * (rate + 2) ** 2 - 2e-5 * values["batch_size"] + 3e-3 * values["cross_layers"]]
 
     text = synthetic.write(tmp_path, maxTrialCount="15", maxFailedTrialCount="15")
-    made = search(tmp_path, Launcher(rising), spec.load(str(text))[0])
+    made = search(tmp_path, Launcher(rising), study_file.load(str(text))[0])
     made.run()
     assert len(made.record.trials) == 15
     assert len(made.record.failed) <= 4  # trials 9 to 15, while failed ones were left out of the model
@@ -183,7 +185,7 @@ def test_killed_at_any_moment_it_loses_and_repeats_nothing(tmp_path: Path, algor
         text = text.replace(
             "doubleValueSpec: {minValue: 0.0, maxValue: 0.95}", "discreteValueSpec: {values: [0.5]}"
         )
-    study = spec.load(str(synthetic.write(tmp_path, text, parallelTrialCount="2")))[0]
+    study = study_file.load(str(synthetic.write(tmp_path, text, parallelTrialCount="2")))[0]
     study = spec.override(study, algorithm=algorithm)
     (tmp_path / "whole").mkdir()
     whole = search(tmp_path / "whole", Launcher(score), study)
@@ -280,7 +282,9 @@ def test_sigterm_asks_the_trials_to_leave_and_the_next_start_goes_on(tmp_path: P
 
 def test_another_study_is_not_taken_for_this_one(tmp_path: Path) -> None:
     search(tmp_path, Launcher(score)).run()
-    other = spec.load(str(synthetic.write(tmp_path, synthetic.STUDY.replace("128, 256", "128, 512"))))[0]
+    other = study_file.load(str(synthetic.write(tmp_path, synthetic.STUDY.replace("128, 256", "128, 512"))))[
+        0
+    ]
     other = spec.override(other, algorithm="random")
     with pytest.raises(UserError, match=r"holds another study \(parameters.batch_size: .*--fresh"):
         search(tmp_path, Launcher(score), other)
@@ -310,7 +314,7 @@ def test_more_trials_later(tmp_path: Path) -> None:
 )
 def test_what_ends_a_study(tmp_path: Path, config: str, outcome: str, count: int) -> None:
     text = synthetic.STUDY.replace("  metrics:", f"  studyStoppingConfig: {config}\n  metrics:")
-    study = spec.load(str(synthetic.write(tmp_path, text)))[0]
+    study = study_file.load(str(synthetic.write(tmp_path, text)))[0]
     falling = iter(range(100))
     made = search(tmp_path, Launcher(lambda values: [0.9 - 0.01 * next(falling)]), study)
     if count:

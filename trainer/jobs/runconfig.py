@@ -152,7 +152,7 @@ def read(job: Job, notes: Notes, stand_in: str | None = None) -> RunConfig:
 
 def _study(job: Job, given: list[Argument], notes: Notes) -> None:
     """Notes what is wrong with the study file that a keras-tuner job names."""
-    from trainer.tuning import spec
+    from trainer.tuning import study_file
 
     named = [argument for argument in given if argument.name == "study"]
     if not named:
@@ -164,7 +164,7 @@ def _study(job: Job, given: list[Argument], notes: Notes) -> None:
     file = local_twin(named[-1].value or "", job.file)
     if file is not None:
         try:
-            spec.load(file)
+            study_file.load(file)
         except UserError as error:
             notes.add("config-invalid", named[-1].at, _one_line(error), "mend the study file")
 

@@ -15,7 +15,7 @@ from trainer.config import Config
 from trainer.environment import join
 from trainer.errors import UserError, nearest
 from trainer.flags import CONFIG, Option
-from trainer.tuning import spec
+from trainer.tuning import fitting, spec, study_file
 from trainer.tuning.record import Record
 from trainer.tuning.spec import ALGORITHMS, Study
 
@@ -117,7 +117,7 @@ def prepare(argv: Sequence[str]) -> Plan | None:
 
         print(outputs.resolved_yaml(given.config), end="")
         return None
-    study, job = spec.load(
+    study, job = study_file.load(
         str(given.options["study"]), stopping=_choice(given, "stopping", ("median", "none"))
     )
     files, shared = split(argv)
@@ -184,8 +184,8 @@ def plan(
     own = [name for name, _ in flags.pairs(shared) if _key(name) == "training.objective"]
     if not own:
         shared.append(f"--training.objective={study.metric}")
-    config = spec.check_against(study, files, shared)
-    spec.check_epochs(study, config.training.epochs)
+    config = fitting.check_against(study, files, shared)
+    fitting.check_epochs(study, config.training.epochs)
     if (config.training.objective or "") != study.metric:
         raise UserError(
             f"--training.objective={config.training.objective}: the study's metricId is {study.metric}; "

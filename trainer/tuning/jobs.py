@@ -16,7 +16,7 @@ from trainer.jobs import processes
 from trainer.jobs.here import Here
 from trainer.jobs.processes import Loss, Stop
 from trainer.jobs.spec import Job
-from trainer.tuning import spec
+from trainer.tuning import study_file
 from trainer.tuning.command import Plan, plan
 from trainer.tuning.stopping import CURVES
 from trainer.tuning.trial import OTHERS, Running, Trial
@@ -144,7 +144,7 @@ def prepare(
         UserError: a mistake in the study, its arguments or the options.
     """
     processes.check_losses(job, losses)
-    study, _ = spec.of_job(job, options.get("stopping"))
+    study, _ = study_file.of_job(job, options.get("stopping"))
     if study.stopping_by_time and job.workers > 1:
         raise UserError(
             f"{job.file}: useElapsedDuration: the workers of a trial would not stop at the same epoch; leave "

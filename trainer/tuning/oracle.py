@@ -22,7 +22,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from trainer import storage
 from trainer.environment import join
-from trainer.tuning import space, spec
+from trainer.tuning import fitting, space
 from trainer.tuning.spec import Algorithm, Study
 
 STATE = "oracle.json"
@@ -264,7 +264,7 @@ def make(study: Study, *, seed: int, epochs: int = 1, algorithm: Algorithm | Non
         "max_consecutive_failed_trials": _NEVER,
     }
     chosen = algorithm or study.algorithm
-    spec.check_epochs(replace(study, algorithm=chosen), epochs)
+    fitting.check_epochs(replace(study, algorithm=chosen), epochs)
     oracle: Any
     if chosen == "hyperband":
         oracle = Hyperband(max_epochs=epochs, factor=3, **common)

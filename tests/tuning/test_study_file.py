@@ -14,7 +14,7 @@ import synthetic
 from synthetic import STUDY
 
 from trainer.errors import UserError
-from trainer.tuning import advice, command, spec
+from trainer.tuning import advice, command, fitting, spec, study_file
 from trainer.tuning.trial import Trial
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def load(folder: Path, *changes: tuple[str, str], text: str = STUDY) -> spec.Stu
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    return spec.load(str(synthetic.write(folder, text)))[0]
+    return study_file.load(str(synthetic.write(folder, text)))[0]
 
 
 def test_what_is_read(tmp_path: Path) -> None:
@@ -107,23 +107,23 @@ def test_unset_measurement_selection_is_the_last_and_is_told(tmp_path: Path) -> 
 )  # fmt: skip
 def test_mistakes(tmp_path: Path, config: Path, old: str, new: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        spec.check_against(load(tmp_path, (old, new)), [str(config)], [])
+        fitting.check_against(load(tmp_path, (old, new)), [str(config)], [])
 
 
 def test_a_job_without_a_study() -> None:
     with pytest.raises(UserError, match=r"custom_job.yaml: is a CustomJob, expected a study"):
-        spec.load(str(ROOT / "configs" / "jobs" / "custom_job.yaml"))
+        study_file.load(str(ROOT / "configs" / "jobs" / "custom_job.yaml"))
 
 
 def test_stopping_by_the_command_line(tmp_path: Path) -> None:
     text = STUDY.replace("  metrics:", "  decayCurveStoppingSpec: {}\n  metrics:")
     path = str(synthetic.write(tmp_path, text))
-    assert spec.load(path, stopping="none")[0].stopping == ""
-    assert spec.load(path, stopping="median")[0].stopping == "median"
+    assert study_file.load(path, stopping="none")[0].stopping == ""
+    assert study_file.load(path, stopping="median")[0].stopping == "median"
     by_time = STUDY.replace(
         "  metrics:", "  medianAutomatedStoppingSpec: {useElapsedDuration: true}\n  metrics:"
     )
-    study = spec.load(str(synthetic.write(tmp_path, by_time)))[0]
+    study = study_file.load(str(synthetic.write(tmp_path, by_time)))[0]
     assert (study.stopping, study.stopping_by_time) == ("median", True)
 
 
