@@ -95,7 +95,6 @@ def test_unset_measurement_selection_is_the_last_and_is_told(tmp_path: Path) -> 
         ("maxTrialCount: 8\n", "", r"maxTrialCount: got nothing, expected 1 or more"),
         ("parallelTrialCount: 1", "parallelTrialCount: 0", r"yaml:3: parallelTrialCount: got 0, expected 1 or more"),
         ("parallelTrialCount: 1", "parallelTrialCount: 9", r"parallelTrialCount: got 9, expected at most maxTrialCount, 8"),
-        ("FailedTrialCount: 3", "FailedTrialCount: 9", r"yaml:4: maxFailedTrialCount: got 9, expected at most maxTrialCount"),
         ("FailedTrialCount: 3", "FailedTrialCount: -1", r"maxFailedTrialCount: got -1, expected 0 or more"),
         ("scaleType: UNIT_LOG", "scaletype: UNIT_LOG", r"yaml:\d+: .*scaletype: no such field in ParameterSpec; write scaleType"),
         ("values: [sgd]", "values: [lion]", r"parentCategoricalValues: optimizer never is lion"),
@@ -125,6 +124,12 @@ def test_stopping_by_the_command_line(tmp_path: Path) -> None:
     )
     study = study_file.load(str(synthetic.write(tmp_path, by_time)))[0]
     assert (study.stopping, study.stopping_by_time) == ("median", True)
+
+
+def test_more_failures_than_trials_may_be_allowed(tmp_path: Path) -> None:
+    """As in `local hp_tuning.yaml --set=maxTrialCount=2`."""
+    study = study_file.load(str(synthetic.write(tmp_path, maxFailedTrialCount="9")))[0]
+    assert (study.limits.max_trials, study.limits.max_failed) == (8, 9)
 
 
 def test_the_shipped_study_fits_the_shipped_config(monkeypatch: pytest.MonkeyPatch) -> None:
