@@ -44,6 +44,15 @@ trialJobSpec:
 """
 
 
+CONFIG = """\
+name: small
+task: binary
+data: {source: rows.csv, split: {by: hash, column: id}}
+label: {column: y}
+features: [{name: age, kind: numeric}]
+"""
+
+
 def study(folder: Path, **changes: str) -> Study:
     """Returns the study above as a random search, with `key: value` lines at its top changed."""
     return spec.override(study_file.load(str(write(folder, **changes)))[0], algorithm="random")

@@ -20,14 +20,7 @@ from trainer.tuning import command, distributed, results
 from trainer.tuning.command import Plan
 from trainer.tuning.trial import Trial
 
-CONFIG = """\
-name: small
-task: binary
-data: {source: rows.csv, split: {by: hash, column: id}}
-label: {column: y}
-features: [{name: age, kind: numeric}]
-training: {epochs: 3}
-"""
+CONFIG = f"{synthetic.CONFIG}training: {{epochs: 3}}\n"
 
 
 def score(values: dict[str, Any]) -> list[float]:

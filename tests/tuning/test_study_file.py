@@ -11,20 +11,13 @@ from pathlib import Path
 
 import pytest
 import synthetic
-from synthetic import STUDY
+from synthetic import CONFIG, STUDY
 
 from trainer.errors import UserError
 from trainer.tuning import advice, command, fitting, spec, study_file
 from trainer.tuning.trial import Trial
 
 ROOT = Path(__file__).parents[2]
-CONFIG = """\
-name: small
-task: binary
-data: {source: rows.csv, split: {by: hash, column: id}}
-label: {column: y}
-features: [{name: age, kind: numeric}]
-"""
 
 
 @pytest.fixture

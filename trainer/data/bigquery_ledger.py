@@ -81,7 +81,7 @@ class Ledger:
         while time.monotonic() < until:
             with self._lock:
                 self._pages = self._read()
-                found = self.get(page, key)
+                found = self._pages.get(page, {}).get(key)
             if found is not None and usable(found):
                 return found
             time.sleep(_POLL_SECONDS)

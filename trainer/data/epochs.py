@@ -46,8 +46,6 @@ class Plan:
         lanes: units mixed piece by piece.
         shard_index: which slice of each global batch is wanted.
         shard_count: slices of each global batch.
-        steps: batches of an epoch, where other workers may have one more than these rows fill; None: as
-            many as the rows fill.
     """
 
     rows: int
@@ -58,17 +56,11 @@ class Plan:
     lanes: int
     shard_index: int = 0
     shard_count: int = 1
-    steps: int | None = None
 
     @property
     def own_steps(self) -> int:
-        """Batches that the rows fill, the padded one included."""
+        """Batches that the rows fill, the padded one included; other workers may have one more."""
         return -(-self.rows // self.batch_size)
-
-    @property
-    def all_steps(self) -> int:
-        """Batches of an epoch."""
-        return self.own_steps if self.steps is None else self.steps
 
     @property
     def shard_rows(self) -> int:
@@ -89,7 +81,6 @@ class Plan:
             batch_size=self.shard_rows,
             shard_index=0,
             shard_count=1,
-            steps=-(-rows // self.batch_size),
         )
 
     def chunk(self, layout: RowFormat) -> int:
@@ -192,8 +183,7 @@ class Epochs:
         plan = self.plan
         rows = min(plan.batch_size, plan.rows)
         with closing(self.fixed(0, rows)) as chunks:
-            first = Rows(tuple(array[0] for array in next(chunks).rows.arrays))
-        batch = first.take(np.arange(plan.batch_size)[None], self._layout)  # a copy
+            batch = next(chunks).rows
         batch.weigh_nothing((slice(None),))
         return Chunk(batch, plan.own_steps * plan.batch_size)
 

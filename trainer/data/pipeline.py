@@ -314,9 +314,7 @@ class Pipeline:
             start = min(step * plan.batch_size, plan.rows)
             stop = min(steps * plan.batch_size, plan.rows)
             following = None
-            if start == stop:  # only the padding is left of this epoch
-                chunks = _nothing()
-            elif not self._shuffle:
+            if not self._shuffle or start == stop:  # of none there is no order: only the padding is left
                 chunks = epochs.fixed(start, stop)
             else:
                 chunks = epochs.shuffled(epoch, start, stop, wanted)
@@ -333,7 +331,7 @@ class Pipeline:
         self.prepare()
         assert self._epochs is not None
         yield from self._epochs.fixed()
-        if self._epochs.plan.own_steps < self._epochs.plan.all_steps:
+        if self._epochs.plan.own_steps < self.steps_per_epoch:
             yield self._epochs.padding()
 
     def _numpy(self, chunks: Callable[[], Chunks]) -> Iterator[dict[str, np.ndarray]]:
@@ -382,10 +380,6 @@ class Pipeline:
         dataset = dataset.map(lambda *parts: dict(zip((*NAMES, "valid"), parts, strict=True)))
         dataset = dataset.prefetch(1).flat_map(tf.data.Dataset.from_tensor_slices).prefetch(2)
         return dataset.with_options(_options())
-
-
-def _nothing() -> Chunks:
-    yield from ()
 
 
 def _options() -> tf.data.Options:
