@@ -202,6 +202,9 @@ def test_missing_labels(tmp_path: Path) -> None:
     source = open_rows(str(path), make_config(path, features=features), labelled=True)
     assert read_all(source).to_pydict() == {"x": [1.0, 5.0], "label": ["yes", "no"]}
     assert str(source.counts()) == "2 rows, 3 dropped without a label"
+    counted = open_rows(str(path), make_config(path, features=features), labelled=True)
+    assert counted.count() == 2  # as the first pass does without a cache
+    assert str(counted.counts()) == "2 rows, 3 dropped without a label"
     strict = make_config(path, features=features, label={"column": "label", "missing": "fail"})
     with pytest.raises(UserError, match=r"a\.csv:3: no label in column 'label'"):
         list(open_rows(str(path), strict, labelled=True).batches())
