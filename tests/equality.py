@@ -135,6 +135,7 @@ def main(replicas: int, folder: Path) -> None:
         pipelines = inputs.pipelines(
             settings, splits, features, paths, strategy, place if me.is_chief else None, me, peers
         )
+        found[f"{name}/features"] = np.array(features.to_json())
         train, validation = pipelines["train"], pipelines["validation"]
         found[f"{name}/ids/train"] = ids(train, islice(train.training_numpy(), train.steps_per_epoch))
         found[f"{name}/ids/validation"] = ids(validation, validation.evaluation_numpy())

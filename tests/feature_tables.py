@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from trainer.config import Config
 from trainer.features import Features
@@ -165,3 +166,21 @@ def _text(value: Any, place: int) -> Any:
     if place % 4 == 2:
         return naive.isoformat(sep=" ")
     return value.astimezone(datetime.timezone(datetime.timedelta(hours=-5, minutes=-30))).isoformat()
+
+
+def same(one: Any, other: Any, rounding: float = 1e-12) -> None:
+    """Asserts that two documents are equal, numbers with a point but for rounding."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            if name != "fingerprint":  # of all the rest, to the bit
+                same(one[name], other[name], rounding)
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            same(mine, theirs, rounding)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=rounding, abs=rounding, nan_ok=True)
+    else:
+        assert one == other

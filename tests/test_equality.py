@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from equality import BATCH, CASES, ROWS, write
+from feature_tables import same
 from worker_processes import end_well, free_addresses
 
 pytestmark = pytest.mark.slow
@@ -74,7 +75,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
 @pytest.mark.parametrize("case", CASES)
 def test_weights_and_figures(case: str, way: str, results: dict[str, Any]) -> None:
     (one,) = results["one"]
-    keys = [key for key in one if key.startswith(f"{case}/") and "/ids/" not in key]
+    keys = [
+        key for key in one if key.startswith(f"{case}/") and "/ids/" not in key and "/features" not in key
+    ]
     assert any("/weight/" in key for key in keys)
     assert sum("/train/" in key or "/validation/" in key for key in keys) >= 6
     for found in results[way]:
@@ -113,6 +116,15 @@ def test_shares_of_rows_are_seen_once_and_evaluate_alike(way: str, results: dict
             np.testing.assert_allclose(found[key], one[key], rtol=1e-6, atol=1e-6, err_msg=key)
         for key in (key for key in one if key.startswith("shares/weight/")):
             np.testing.assert_array_equal(found[key], results[way][0][key])  # and all workers train alike
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_statistics_of_shares_are_those_of_all_rows(way: str, results: dict[str, Any]) -> None:
+    """With sharding=rows each worker learns from its own files; `dnn` read the same rows by one process."""
+    (one,) = results["one"]
+    told = {str(found["shares/features"]) for found in results[way]}
+    assert len(told) == 1, "all have what the chief merged"
+    same(json.loads(told.pop()), json.loads(str(one["shares/features"])))
 
 
 def test_bfloat16_between_workers_is_close_and_not_the_same(results: dict[str, Any]) -> None:

@@ -5,50 +5,20 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from loop_parts import config
-from worker_processes import free_addresses
+from meeting import SETTINGS, meet, services, start, together
 
 from trainer import agreement, rendezvous
-from trainer.config import Config
 from trainer.data import background
 from trainer.environment import Service
 from trainer.errors import EXIT_INTERRUPTED, EXIT_LOST, LostError, UserError
 from trainer.interruption import Interrupted, Interruption
 from trainer.lines import Line, address, connect
-
-SETTINGS = config(strategy__join_seconds=30, strategy__lost_seconds=20)
-
-
-def services(count: int) -> list[Service]:
-    ports = free_addresses(count)
-    return [
-        Service(
-            role="chief" if rank == 0 else "worker",
-            worker_index=rank,
-            is_chief=rank == 0,
-            workers=count,
-            hosts=tuple(ports),
-        )
-        for rank in range(count)
-    ]
-
-
-def start(me: Service, settings: Config = SETTINGS, **options: Any) -> Future[rendezvous.Peers]:
-    return background.start(rendezvous.join, settings, me, **options)
-
-
-def meet(count: int, settings: Config = SETTINGS, **options: Any) -> list[rendezvous.Peers]:
-    return [future.result(60) for future in [start(me, settings, **options) for me in services(count)]]
-
-
-def together(functions: list[Callable[[], Any]]) -> list[Any]:
-    return [future.result(60) for future in [background.start(function) for function in functions]]
+from trainer.peers import Peers
 
 
 def dial(chief: Service, hello: dict[str, Any]) -> Line:
@@ -65,7 +35,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[UserError]:
     """Processes that were ended from a thread, by the error they ended with."""
     told: list[UserError] = []
     monkeypatch.setattr(rendezvous, "_LEAVE_SECONDS", 1.0)
-    monkeypatch.setattr(rendezvous.Peers, "end_now", lambda self, error: told.append(error))
+    monkeypatch.setattr(Peers, "end_now", lambda self, error: told.append(error))
     return told
 
 
@@ -82,7 +52,7 @@ def test_documents_go_from_the_chief_to_all_in_order() -> None:
     peers = meet(3)
     made = []
 
-    def hand(one: rendezvous.Peers) -> list[Any]:
+    def hand(one: Peers) -> list[Any]:
         return [
             one.hand("even" if i % 2 == 0 else "odd", lambda i=i: made.append(i) or {"i": i})
             for i in range(5)
@@ -92,6 +62,37 @@ def test_documents_go_from_the_chief_to_all_in_order() -> None:
     assert results == [[{"i": i} for i in range(5)]] * 3
     assert made == list(range(5)), "made once, by the chief"
     together([one.finish for one in peers])
+
+
+def test_documents_of_all_come_to_the_chief_by_rank() -> None:
+    peers = meet(3)
+
+    def gather(one: Peers) -> list[Any]:
+        return [one.gather("n", lambda i=i: [one.rank, one.count, i]) for i in range(3)]
+
+    results = together([lambda one=one: gather(one) for one in peers])
+    assert results == [[[[rank, 3, i] for rank in range(3)] for i in range(3)], [[]] * 3, [[]] * 3]
+    together([one.finish for one in peers])
+    alone = rendezvous.join(SETTINGS, Service())
+    assert alone.gather("n", lambda: {"x": 1}) == [{"x": 1}]
+
+
+def test_who_is_lost_before_its_part_is_named(ended: list[UserError]) -> None:
+    """The chief waits for the parts of all; a worker that has given its own waits for what comes of them."""
+    chief, first, second = meet(3)
+
+    def follow() -> None:
+        first.gather("statistics", dict)
+        first.hand("statistics of all", dict)
+
+    waiting = [background.start(lambda: chief.gather("statistics", dict)), background.start(follow)]
+    second._leaving.set()  # as if killed: nothing of it goes on
+    second._line.close()
+    for one, future in zip((chief, first), waiting, strict=True):
+        with pytest.raises(LostError, match=rf"worker 2 at {chief._me.hosts[2]} is lost") as caught:
+            future.result(60)
+        background.start(one.failed, caught.value)
+    assert not ended
 
 
 def test_a_large_document_arrives_whole() -> None:

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from trainer import storage
 from trainer.errors import TrainingError, UserError
-from trainer.rendezvous import Peers
+from trainer.peers import Peers
 from trainer.spread import Spread
 from trainer.state import RunState
 

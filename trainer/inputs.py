@@ -9,13 +9,14 @@ from typing import Any
 from trainer import environment, losses, outputs
 from trainer import strategy as strategies
 from trainer.config import Config
-from trainer.data import leaks
+from trainer.data import leaks, shares
 from trainer.data.encode import Encoder
+from trainer.data.fitting import build
 from trainer.data.pipeline import Pipeline
 from trainer.data.source import Splits
 from trainer.errors import UserError
 from trainer.features import Features, fit
-from trainer.rendezvous import Peers
+from trainer.peers import Peers
 
 log = logging.getLogger("trainer")
 
@@ -24,15 +25,21 @@ def learn(config: Config, splits: Splits, folder: outputs.RunFolder | None, peer
     """Returns the fitted features: those that an earlier start of this run learned, or new ones.
 
     A restart must not learn them again: another order of a vocabulary would move the rows of the table. Of
-    several workers the chief learns them, for the same reason.
+    several workers the chief learns them, for the same reason; with data.sharding=rows each takes the
+    statistics of its share of the rows, and the chief merges them.
     """
+    known = folder.read_text("features.json") if folder is not None and folder.state == "started" else None
+    statistics = None
+    shared = config.data.sharding == "rows" and peers.count > 1
+    if shared and not peers.hand("what is known", lambda: known is not None):
+        statistics = shares.learn(config, splits.train, peers)
 
     def learn() -> str:
         assert folder is not None  # the chief's
-        known = folder.read_text("features.json") if folder.state == "started" else None
         if known is not None:
             return known
-        text = fit(config, splits.train.batches()).to_json()
+        made = fit(config, splits.train.batches()) if statistics is None else build(statistics.finish())
+        text = made.to_json()
         folder.write_text("features.json", text)
         return text
 

@@ -5,7 +5,8 @@ can't carry a document. So the processes keep a connection of their own to the c
 starts until the last one leaves: the chief listens at its address of TF_CONFIG, waits for everyone, and stops
 listening, so that TensorFlow can take the port (the connections stay). Over it go
 
-* documents: `peers.hand(name, make)` calls `make` on the chief alone and returns its value everywhere;
+* documents: `peers.hand(name, make)` calls `make` on the chief alone and returns its value everywhere,
+  `peers.gather(name, make)` calls it everywhere and returns all values on the chief;
 * signs of life: a process that falls silent for `strategy.lost_seconds`, or whose connection breaks, is lost;
 * the end: whoever fails tells why, and all stop with that sentence; whoever is done waits for the chief.
 
@@ -15,8 +16,6 @@ A process that is stuck inside TensorFlow is ended from a thread, once its files
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -30,6 +29,7 @@ from trainer.environment import Service
 from trainer.errors import EXIT_INTERRUPTED, UserError
 from trainer.interruption import Interruption
 from trainer.lines import Line, connect, listen
+from trainer.peers import Peers
 
 log = logging.getLogger("trainer")
 
@@ -37,59 +37,6 @@ GRACE_SECONDS = 15.0  # for the main thread to notice that the job is over, befo
 _LEAVE_SECONDS = 20.0  # for the others to leave first
 _POLL = 0.1
 _AGAIN = "the same command goes on from the last checkpoint"
-
-
-class Peers:
-    """The processes of a job, seen from one of them; this class is a process alone.
-
-    Attributes:
-        stop: asked while waiting, so that SIGTERM ends a wait.
-        last_words: called with the error, the last first, when the process is ended from a thread: they put
-            its files in order.
-    """
-
-    def __init__(self) -> None:
-        self.stop = Interruption()
-        self.last_words: list[Callable[[BaseException], None]] = []
-
-    def hand(self, name: str, make: Callable[[], Any]) -> Any:
-        """Returns what `make` returns on the chief; the others wait for it. All must call it, in one order.
-
-        Args:
-            name: what the document is, for messages; may be used again and again.
-            make: returns a JSON value; called on the chief alone.
-
-        Raises:
-            UserError: another process failed, or was lost, meanwhile.
-            Interrupted: SIGTERM came.
-        """
-        return make()
-
-    def explain(self, error: BaseException) -> BaseException:
-        """Returns what an error comes from: TensorFlow only says that an exchange broke off."""
-        return error
-
-    def release(self) -> None:
-        """On the chief: waits until the others are done training; what becomes of them is no matter then."""
-
-    def finish(self) -> None:
-        """Ends well: the chief says that all is written, the others wait until it has."""
-
-    def failed(self, error: BaseException) -> None:
-        """Tells the others why this process ends, and lets them go first if it is the chief."""
-
-    def end_now(self, error: UserError) -> None:
-        """Ends this process from any thread, whatever its main thread is stuck in."""
-        log.error("%s", error)
-        for words in reversed(self.last_words):
-            try:
-                words(error)
-            except Exception:
-                log.warning("the files of the run could not be put in order", exc_info=True)
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(error.exit_code)
 
 
 def join(
@@ -126,7 +73,7 @@ class _Connected(Peers, ABC):
     """What the chief and the workers have in common."""
 
     def __init__(self, config: Config, me: Service, grace: float) -> None:
-        super().__init__()
+        super().__init__(me.worker_index, me.workers)
         self._config, self._me, self._grace = config, me, grace
         self._limit = config.strategy.join_seconds
         self._lost = config.strategy.lost_seconds
@@ -232,6 +179,7 @@ class Chief(_Connected):
         super().__init__(config, me, grace)
         self._lines: dict[int, Line] = {}
         self._done: set[int] = set()
+        self._parts: dict[tuple[str, int], deque[Any]] = defaultdict(deque)  # by name and rank
         self._met = False
 
     def meet(self) -> None:
@@ -280,7 +228,19 @@ class Chief(_Connected):
             line.send(kind="document", name=name, value=value)
         return value
 
+    def gather(self, name: str, make: Callable[[], Any]) -> list[Any]:
+        parts = [make()]
+        for rank in range(1, self.count):
+            queue = self._parts[name, rank]
+            self._wait_for(lambda queue=queue: bool(queue), f"{name} from {self._name(rank)}")  # type: ignore[misc]
+            parts.append(queue.popleft())
+        return parts
+
     def _message(self, line: Line, message: dict[str, Any]) -> None:
+        if message["kind"] == "part":
+            with self._changed:
+                self._parts[message["name"], line.rank].append(message["value"])
+                self._changed.notify_all()
         if message["kind"] == "done":
             with self._changed:
                 self._done.add(line.rank)
@@ -369,6 +329,11 @@ class Worker(_Connected):
         queue = self._documents[name]
         self._wait_for(lambda: bool(queue), f"{name} from the chief")
         return queue.popleft()
+
+    def gather(self, name: str, make: Callable[[], Any]) -> list[Any]:
+        assert self._line is not None
+        self._line.send(kind="part", name=name, value=make())
+        return []
 
     def _message(self, line: Line, message: dict[str, Any]) -> None:
         with self._changed:

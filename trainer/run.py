@@ -38,7 +38,7 @@ from trainer.lock import FolderLock
 from trainer.loop import Loop
 from trainer.models import tabular
 from trainer.optimizer import Optimizer
-from trainer.rendezvous import Peers
+from trainer.peers import Peers
 from trainer.reporting import Reporter
 from trainer.spread import Spread
 from trainer.state import RunState, begin, settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import logging
 import subprocess
@@ -17,12 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bigquery_cases import NAME, SOURCE, UTC, keys_of, make_config, opened, sample
+from feature_tables import same
+from meeting import meet, together
 
 from tests.servers.bigquery import BigQueryServer
 from tests.servers.bigquery_faults import Fault
-from trainer.data import bigquery_client, bigquery_ledger, bigquery_session
+from trainer.data import bigquery_client, bigquery_ledger, bigquery_session, shares
 from trainer.data.bigquery import BigQuerySource
 from trainer.data.encode import Encoder
+from trainer.data.fitting import build
 from trainer.data.pipeline import Pipeline
 from trainer.data.source import open_rows, open_splits
 from trainer.errors import UserError
@@ -329,6 +333,35 @@ def test_all_workers_read_the_streams_of_the_chief(
     assert keys == TRAIN
     assert name == chief.train._files.sessions[0].opened.name
     assert len(server.creates) == count == 4
+
+
+def test_workers_share_the_first_pass_and_all_know_what_it_found(
+    server: BigQueryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, config = str(tmp_path / "bigquery.json"), make_config(sharding="rows", chunk_rows=50)
+    trains: list[Any] = []
+    for rank in range(2):
+        _worker(monkeypatch, chief=rank == 0)
+        trains.append(open_splits(config, memory).train)
+        trains[rank].units()
+    alone = fit(config, open_splits(config).train.batches())
+    server.reads.clear()
+    learning = [functools.partial(shares.learn, config, *one) for one in zip(trains, meet(2), strict=True)]
+    statistics, _ = together(learning)
+    same(json.loads(build(statistics.finish()).to_json()), json.loads(alone.to_json()))
+    assert sorted(server.reads) == [(stream, 0) for stream in sorted({name for name, _ in server.reads})]
+    assert len(server.reads) == len(trains[0].units()) > 2, "each stream was read once, by one of them"
+    server.reads.clear()
+    again: Any = open_splits(config, memory).train  # a restart
+    for source in (again, *trains):
+        assert source.count() == 570
+        assert source.counts() == again.counts()
+        filled = [unit for unit in source.units() if unit.rows]
+        for unit in filled:  # wherever its share begins, a worker begins to read there
+            rest = source.read(unit, ["row_id"], unit.rows - 1)
+            assert sum(batch.num_rows for batch in rest) == 1
+    assert len(server.reads) == 3 * len(filled) > 6
+    assert all(offset for _, offset in server.reads)
 
 
 def test_a_worker_does_not_wait_for_ever(

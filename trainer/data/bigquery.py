@@ -301,25 +301,33 @@ class BigQuerySource(FileSource):
             return
         with self._lock:
             self._done[unit.index] = counts
+        self._save_once()
+
+    def _save_once(self) -> None:
+        """Writes what a restart needs, as soon as the first pass over all units is done."""
+        with self._lock:
             of = self._units
             if self._saved or of is None or len(self._done) < len(of) or self._files.data.limit_rows:
                 return
             self._saved = True
-            self._save()
+        self._files.save()
+        self._files.connection.ledger.put("splits", self._key, self.findings())
 
-    def _save(self) -> None:
-        files, index = self._files, self._index
-        files.save()
-        files.connection.ledger.put(
-            "splits",
-            self._key,
-            {
-                "generation": index.generation,
-                "units": {str(i): [one.rows, one.missing_label] for i, one in sorted(self._done.items())},
-                "totals": index.totals,
-                "places": index.places,
-            },
-        )
+    def findings(self) -> dict[str, Any]:
+        index = self._index
+        about = {"generation": index.generation, "totals": index.totals, "places": index.places}
+        return {**super().findings(), **about}
+
+    def adopt(self, findings: dict[str, Any]) -> None:
+        index = self._index
+        if findings["generation"] != index.generation:
+            raise self._expired()
+        for stream, total in enumerate(findings["totals"]):
+            if total is not None and index.totals[stream] is None:
+                index.totals[stream] = total
+                index.places[stream] = [(rows, offset) for rows, offset in findings["places"][stream]]
+        super().adopt(findings)
+        self._save_once()
 
     def _empty(self) -> UserError:
         where = ", ".join(map(str, self._files.tables))
@@ -349,12 +357,15 @@ class BigQuerySource(FileSource):
     def _totals(self) -> list[int]:
         rows = [unit.rows for unit in self.units()]
         if None in rows:
-            raise UserError(
-                f"{self._files.tables[0]}: the read session expired before the first pass over the "
-                f"{self.name} rows was done, and the new one cuts the table otherwise: run the same command "
-                "again (no row is lost, the pass begins anew)"
-            )
+            raise self._expired()
         return [row or 0 for row in rows]
+
+    def _expired(self) -> UserError:
+        return UserError(
+            f"{self._files.tables[0]}: the read session expired before the first pass over the {self.name} "
+            "rows was done, and the new one cuts the table otherwise: run the same command again (no row is "
+            "lost, the pass begins anew)"
+        )
 
     def _recount(self) -> _Index:
         """Returns the index of the streams of now; counts their rows of the split where they are new."""

@@ -40,6 +40,11 @@ class BadRecords:
         """Number of different records skipped so far."""
         return len(self._seen)
 
+    def seen(self) -> list[tuple[str, int]]:
+        """Returns (file, row) of each record skipped so far."""
+        with self._lock:
+            return sorted(self._seen)
+
     def add(self, file: str, row: int, message: Callable[[], str]) -> bool:
         """Takes note of a record that can't be read.
 

@@ -206,6 +206,24 @@ class FileSource:
             of,
         )
 
+    def findings(self) -> dict[str, Any]:
+        """Returns what reading has found out about rows, as a JSON value: for `adopt` in other processes."""
+        with self._lock:
+            units = {str(i): [one.rows, one.missing_label] for i, one in sorted(self._done.items())}
+        return {"units": units, "bad": self._files.bad.seen()}
+
+    def adopt(self, findings: dict[str, Any]) -> None:
+        """Takes over what another process has found out about rows of this split.
+
+        Raises:
+            UserError: more records can't be read than data.max_bad_records allows.
+        """
+        with self._lock:
+            for unit, counts in findings["units"].items():
+                self._done.setdefault(int(unit), _UnitCounts(*counts))
+        for path, row in findings["bad"]:
+            self._skip(path, row, lambda path=path, row=row: f"{path}, row {row:,}, read by another worker")  # type: ignore[misc]
+
     def _empty(self) -> UserError:
         paths = self._files.files
         where = paths[0].path if len(paths) == 1 else f"{paths[0].path} and {len(paths) - 1} other file(s)"

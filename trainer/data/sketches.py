@@ -6,6 +6,8 @@ the result. What each one gets wrong, and by how much at most, stands in its doc
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -160,6 +162,18 @@ class Quantiles:
             if len(run.values):
                 self._add(run)
 
+    def state(self) -> dict[str, Any]:
+        """Returns all that it knows, as numbers, lists and arrays, for `restore`."""
+        self._flush()
+        runs = {-1: self._exact} if self._exact is not None else self._levels
+        return {"runs": [[level, run.values, run.weights, run.error] for level, run in runs.items()]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Becomes what `state` was taken of."""
+        runs = {level: _Run(values, weights, error) for level, values, weights, error in state["runs"]}
+        self._pending, self._pending_rows = [], 0
+        self._exact, self._levels = runs.pop(-1, None), runs
+
     def _all(self) -> _Run:
         self._flush()
         return self._exact if self._exact is not None else _Run.joined(list(self._levels.values()))
@@ -221,6 +235,16 @@ class ValueCounts:
         self.error += other.error
         self._pending.append((other._texts, other._counts))
         self._compact()
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that it knows, as numbers and arrays, for `restore`."""
+        self._compact()
+        return {"error": self.error, "texts": self._texts, "counts": self._counts}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Becomes what `state` was taken of; `limit` stays."""
+        self._pending, self._pending_texts = [], 0
+        self.error, self._texts, self._counts = state["error"], state["texts"], state["counts"]
 
     def _compact(self) -> None:
         if not self._pending:

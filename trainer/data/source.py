@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -101,6 +101,14 @@ class Source(Protocol):
 
     def counts(self) -> Counts:
         """Returns the rows given and dropped so far; whole after one full pass."""
+        ...
+
+    def findings(self) -> dict[str, Any]:
+        """Returns what reading has found out about rows so far, as a JSON value."""
+        ...
+
+    def adopt(self, findings: dict[str, Any]) -> None:
+        """Takes over the `findings` of another process, which has read other units of the same rows."""
         ...
 
     def fingerprint(self) -> str:

@@ -1,0 +1,146 @@
+"""Statistics that each worker takes of its own part of the train rows, merged by the chief. Adopters: leave.
+
+The unit (a row group, a file, a stream) is what is shared out: how many rows each has is known only when it
+has been read. What a worker found goes to the chief as a JSON value: plain numbers as they are, arrays and
+texts as Arrow's IPC format in base64, so that no bit of them changes on the way.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainer.config import Config
+from trainer.data.sketches import Quantiles, ValueCounts
+from trainer.data.source import Source
+from trainer.data.statistics import Statistics
+from trainer.errors import UserError
+from trainer.peers import Peers
+
+_VERSION = 1
+
+
+def learn(config: Config, source: Source, peers: Peers) -> Statistics | None:
+    """Returns the statistics of all rows on the chief, None elsewhere; each worker reads its share of units.
+
+    Afterwards every worker knows what all have found out about the rows (`source.findings`). Parts are
+    merged in the order of the workers, so the same job finds the same bits again. Counts, smallest and
+    largest values and the order of vocabularies are those of one process; means and variances are, but for
+    float64 rounding; quantiles and counts of more distinct values than are kept are within their errors.
+
+    Args:
+        config: the run's config.
+        source: the train split.
+        peers: the processes of the job, all of which must call this.
+
+    Raises:
+        UserError: see `Statistics.update`; another worker found a mistake, or was lost.
+    """
+
+    def part() -> dict[str, Any]:
+        made = Statistics(config)
+        for batch in source.batches(units=source.units()[peers.rank :: peers.count]):
+            made.update(batch)
+        return {"statistics": dump(made), "findings": source.findings()}
+
+    parts = peers.gather("statistics", part)
+    whole = Statistics(config)
+
+    def merged() -> dict[str, Any]:
+        for one in parts:
+            whole.merge(load(config, one["statistics"]))
+            source.adopt(one["findings"])
+        if not whole.rows:  # a pass over all rows finds the words for it
+            for _ in source.batches():
+                pass
+        return source.findings()
+
+    source.adopt(peers.hand("findings", merged))
+    return whole if parts else None
+
+
+def dump(statistics: Statistics) -> dict[str, Any]:
+    """Returns statistics as a JSON value that `load` reads."""
+    return {
+        "version": _VERSION,
+        "rows": statistics.rows,
+        "features": {name: _dump(made) for name, made in statistics.features.items()},
+        "labels": {name: _dump(made) for name, made in statistics.labels.items()},
+        "types": _text(pa.schema(list(statistics.types.items())).serialize()),
+    }
+
+
+def load(config: Config, value: dict[str, Any]) -> Statistics:
+    """Returns the statistics that `dump` made a JSON value of.
+
+    Raises:
+        UserError: another version of this code made it.
+    """
+    if value["version"] != _VERSION:
+        raise UserError(
+            f"a worker's statistics are of version {value['version']}, expected {_VERSION}: give all workers "
+            "one image"
+        )
+    made = Statistics(config)
+    made.rows = value["rows"]
+    for kind in ("features", "labels"):
+        for name, one in getattr(made, kind).items():
+            _fill(one, value[kind][name])
+    types = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["types"])))
+    made.types = {field.name: field.type for field in types}
+    return made
+
+
+def _dump(value: Any) -> Any:
+    """Returns plain values as they are, arrays packed, and of anything else what it knows."""
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, list):
+        return [_dump(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _dump(one) for name, one in value.items()}
+    if isinstance(value, np.ndarray | pa.Array):
+        return _packed(value)
+    return _dump(value.state() if isinstance(value, Quantiles | ValueCounts) else vars(value))
+
+
+def _load(value: Any) -> Any:
+    """Returns what `_dump` made a JSON value of: plain values, lists, dicts and arrays."""
+    if isinstance(value, list):
+        return [_load(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return _unpacked(value) if "arrow" in value else {name: _load(one) for name, one in value.items()}
+
+
+def _fill(made: Any, value: dict[str, Any]) -> None:
+    """Gives an empty object of the statistics what another of its class knew."""
+    if isinstance(made, Quantiles | ValueCounts):
+        made.restore(_load(value))
+        return
+    for name, before in vars(made).items():
+        if hasattr(before, "__dict__"):
+            _fill(before, value[name])
+        else:
+            setattr(made, name, _load(value[name]))
+
+
+def _packed(array: np.ndarray | pa.Array) -> dict[str, str]:
+    batch = pa.record_batch([pa.array(array)], names=["x"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(batch)
+    return {"arrow": _text(sink.getvalue()), "as": "numpy" if isinstance(array, np.ndarray) else "arrow"}
+
+
+def _unpacked(value: dict[str, str]) -> np.ndarray | pa.Array:
+    (batch,) = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(value["arrow"])))
+    array = batch.column(0)
+    return array.to_numpy().copy() if value["as"] == "numpy" else array  # a copy: counts are added to
+
+
+def _text(data: Any) -> str:
+    return base64.b64encode(data).decode()
