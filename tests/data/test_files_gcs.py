@@ -15,6 +15,7 @@ from format_writers import FORMATS, make_config, read_all, sample, write
 from tests.servers import gcs
 from tests.servers.gcs_proxy import Fault
 from trainer.data import files
+from trainer.data.formats import ranges
 from trainer.data.source import open_rows, open_splits
 from trainer.errors import UserError
 
@@ -50,6 +51,20 @@ def test_all_formats_are_read_from_a_bucket(kind: str, server: gcs.GcsServer, tm
     local = make_config(path, {"by": "hash", "column": "store"})
     for here, there in zip(open_splits(remote).sources, open_splits(local).sources, strict=True):
         assert read_all(here) == read_all(there)
+
+
+@pytest.mark.parametrize("kind", ["csv"])
+def test_large_files_are_read_in_parts(
+    kind: str, server: gcs.GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(sample(600), tmp_path / f"rows.{kind}", kind)
+    server.put("bucket", f"parts/rows.{kind}", path.read_bytes())
+    want = read_all(open_rows(str(path), make_config(path), labelled=True))
+    monkeypatch.setattr(files, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(ranges, "PART_BYTES", 8000)
+    source = open_rows(f"gs://bucket/parts/rows.{kind}", make_config("x"), labelled=True)
+    assert len(source.units()) > 3
+    assert read_all(source) == want
 
 
 @pytest.mark.parametrize("large", [False, True])

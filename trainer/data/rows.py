@@ -19,7 +19,7 @@ from trainer.data import cast, prefetch
 from trainer.data.checks import missing_column
 from trainer.data.files import DataFile
 from trainer.data.fileset import FileSet
-from trainer.data.formats import Part, Reader
+from trainer.data.formats import Part, Reader, ranges
 from trainer.data.source import Counts, Unit, Wanted
 from trainer.data.split import TEST, TRAIN, Splitter
 from trainer.errors import UserError
@@ -98,11 +98,12 @@ class FileSource:
     def _plan(self) -> list[FileUnit]:
         files = self._files
         _ = files.types  # finds missing columns before anything is read
-        if files.format in ("parquet", "avro", "arrow"):
+        if files.format in ("parquet", "avro", "arrow") or any(map(ranges.large, files.files)):
             files.open_all()
         units: list[FileUnit] = []
         for index, file in enumerate(files.files):
-            reader = files.reader(index) if files.format in ("parquet", "arrow") else None
+            in_parts = files.format in ("parquet", "arrow") or ranges.large(file)
+            reader = files.reader(index) if in_parts else None
             parts = [_WHOLE_FILE] if reader is None else reader.parts()
             for part in parts:
                 codes = self._codes_of(reader, file, part)

@@ -7,6 +7,7 @@ is missing as an empty field is.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,8 @@ import pyarrow.csv as pacsv
 
 from trainer.data.cast import TEXT
 from trainer.data.files import DataFile, TextStream
-from trainer.data.formats import BadRow, Bounds, Part, ReadOptions
+from trainer.data.formats import BadRow, Bounds, Part, ReadOptions, ranges
+from trainer.data.formats.csv_records import Quotes, find_start
 from trainer.data.nested import duplicates
 from trainer.errors import UserError
 
@@ -57,6 +59,11 @@ class CsvReader:
                     f"{file.path}:1: has {len(first)} fields, "
                     f"but data.csv.column_names has {len(self._names)}"
                 )
+        self._parts = ranges.parts(file)
+        self._starts = ranges.Starts(
+            self._parts, functools.partial(find_start, self._file, self._csv.delimiter)
+        )
+        self._records: dict[int, int] = {}  # part -> its records, those that were skipped included
 
     def _first_record(self, start: bytes) -> list[str]:
         try:
@@ -80,7 +87,7 @@ class CsvReader:
         return dict.fromkeys(self._names, pa.string())
 
     def parts(self) -> list[Part]:
-        return [Part("", 0, None)]
+        return list(self._parts)
 
     def bounds(self, part: Part, column: str) -> Bounds | None:
         return None
@@ -88,12 +95,16 @@ class CsvReader:
     def read(
         self, part: Part, columns: Sequence[str], bad: BadRow
     ) -> Iterator[tuple[pa.RecordBatch, Sequence[int] | int]]:
-        broken: list[int] = []  # records with too few or too many fields, by number from 0
+        start, stop = self._starts.of(part.place)
+        if start == stop:
+            return
+        header = int(self._csv.header and not start)
+        broken: list[int] = []  # records with too few or too many fields, by number
         problem: list[UserError] = []
 
         def ragged(row: pacsv.InvalidRow) -> str:
             # Arrow counts from 1, the header included; without threads it always has the number.
-            number = (row.number or 0) - 1 - int(self._csv.header)
+            number = part.first_row + (row.number or 0) - 1 - header
             try:
                 bad(number, f"has {row.actual_columns} fields, expected {row.expected_columns}")
             except UserError as error:  # Arrow would swallow it
@@ -103,8 +114,8 @@ class CsvReader:
             return "skip"
 
         kinds = {name: TEXT if self._options.wanted.get(name) == TEXT else pa.string() for name in columns}
-        stream = _Checked(self._file, self._csv.delimiter)
-        done = 0
+        stream = _Checked(self._text(start, stop), self._csv.delimiter)
+        done = part.first_row
         try:
             with pacsv.open_csv(
                 pa.PythonFile(stream, mode="r"),
@@ -112,7 +123,7 @@ class CsvReader:
                     use_threads=False,
                     block_size=_BLOCK,
                     column_names=self._names,
-                    skip_rows_after_names=int(self._csv.header),
+                    skip_rows_after_names=header,
                 ),
                 parse_options=pacsv.ParseOptions(
                     delimiter=self._csv.delimiter, newlines_in_values=True, invalid_row_handler=ragged
@@ -137,12 +148,33 @@ class CsvReader:
             raise UserError(self._explain(str(error), done)) from error
         finally:
             stream.close()
-        if stream.inside_quotes():
+        if stop == self._file.size and stream.inside_quotes():
             raise UserError(
                 f"{self._file.path}: the file ends inside a quoted field (cut short, or a stray quote?)"
             )
+        self._records[part.place.index] = done - part.first_row + len(broken) - seen
 
-    def _explain(self, message: str, done: int) -> str:
+    def _text(self, start: int, stop: int) -> TextStream | ranges.ByteRange:
+        """Opens some of the file, or all of it, which may be compressed."""
+        if len(self._parts) == 1:
+            return self._file.open_text()
+        return ranges.ByteRange(self._file, start, stop)
+
+    def _row_of_file(self, row: int) -> int | None:
+        """Returns the number of a row in the whole file, from 0; None where parts before it can't be read."""
+        index, number = ranges.split_number(row)
+        for before in self._parts[:index]:
+            if before.place.index not in self._records:
+                try:
+                    for _ in self.read(before, self._names[:1], lambda row, reason: None):
+                        pass
+                except UserError:
+                    return None
+            number += self._records.get(before.place.index, 0)
+        return number
+
+    def _explain(self, message: str, row: int) -> str:
+        done = self._row_of_file(row)
         message = message.strip().splitlines()[0][:200]
         column = re.search(r"column #(\d+)", message)
         if "UTF8" in message or "UTF-8" in message:
@@ -172,68 +204,59 @@ class CsvReader:
 
     def locate(self, row: int) -> str:
         """Returns file:line of a record, by reading the file up to it (only messages need it)."""
-        number = -1 - int(self._csv.header)
+        index, wanted = ranges.split_number(row)
+        start, stop = self._starts.of(self._parts[index].place)
+        number = -1 - int(self._csv.header and not start)
         line = 1
-        with self._file.open_text() as stream:
+        if start:
+            with self._text(0, start) as before:
+                line += sum(1 for _ in _lines(before))
+        with self._text(start, stop) as stream:
             texts = (text.decode("utf-8", "replace") for text in _lines(stream))
             reader = csv.reader(texts, delimiter=self._csv.delimiter)
+            first = line
             try:
                 for record in reader:
                     if record:
                         number += 1
-                    if number == row:
+                    if number == wanted:
                         return f"{self._file.path}:{line}"
-                    line = reader.line_num + 1
+                    line = first + reader.line_num
             except csv.Error:
                 pass
-        return f"{self._file.path}, row {row + 1}"
+        number_of_file = self._row_of_file(row)
+        return f"{self._file.path}" + ("" if number_of_file is None else f", row {number_of_file + 1}")
 
 
 class _Checked(io.RawIOBase):
     """The text of a CSV file without its byte order mark, for Arrow; keeps an eye on the quotes."""
 
-    def __init__(self, file: DataFile, delimiter: str) -> None:
-        self._file = file
-        self._delimiter = delimiter
-        self._stream: TextStream = file.open_text()
-        self._quotes = 0
+    def __init__(self, text: TextStream | ranges.ByteRange, delimiter: str) -> None:
+        self._text = text
+        self._quotes = Quotes(delimiter)
         self._begun = False
-        self._ended = False
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:  # type: ignore[override]
-        data = self._stream.read(size)
+        data = self._text.read(size)
         if not self._begun:
             self._begun = True
-            data = data.removeprefix(_BOM) or self._stream.read(size)
-        self._quotes += data.count(b'"')
-        self._ended = self._ended or not data
+            data = data.removeprefix(_BOM) or self._text.read(size)
+        self._quotes.follow(data)
         return data
 
     def close(self) -> None:
-        self._stream.close()
+        self._text.close()
         super().close()
 
     def inside_quotes(self) -> bool:
-        """Returns whether the file ends inside a quoted field, which Arrow takes for its end."""
-        if not self._ended or self._quotes % 2 == 0:
-            return False
-        with self._file.open_text() as stream:  # an odd number of quotes may be 5" pipes: look closer
-            texts = (text.decode("utf-8", "replace") for text in _lines(stream))
-            field_limit = csv.field_size_limit(1 << 30)
-            try:
-                for _ in csv.reader(texts, delimiter=self._delimiter, strict=True):
-                    pass
-            except csv.Error as error:
-                return "unexpected end" in str(error)
-            finally:
-                csv.field_size_limit(field_limit)
-        return False
+        """Returns whether what was read ends inside a quoted field, which Arrow takes for its end."""
+        return self._quotes.inside
 
 
-def _lines(stream: TextStream) -> Iterator[bytes]:
+def _lines(stream: TextStream | ranges.ByteRange) -> Iterator[bytes]:
     """Yields the lines of a stream with their ends."""
     rest = b""
     first = True
