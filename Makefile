@@ -11,6 +11,8 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 PYTHON ?=
 CONFIG ?= configs/flights.yaml
 ARGS ?=
+# How often make repeat runs its tests.
+TIMES ?= 20
 IMAGE ?= trainer:latest
 # What the images are built with and on: podman does as well; BASE_IMAGE=python:3.12-slim-bookworm@sha256:... pins it.
 DOCKER ?= docker
@@ -64,8 +66,14 @@ test-fast: venv-dev  ## the tests that take seconds: make test-fast [ARGS="-k en
 	@$(PY) -m pytest -m "not slow and not bench and not stress and not image" $(ARGS)
 
 .PHONY: stress
-stress: venv-dev  ## storms of random faults against the readers
+stress: venv-dev data  ## every job file of configs/jobs run here, not only one of each kind
 	@$(PY) -m pytest -m stress $(ARGS)
+
+.PHONY: repeat
+repeat: venv-dev data  ## the tests of equal numbers, restarts and faults, many times in a row: make repeat [TIMES=50] [ARGS=tests/data]
+	@for pass in $$(seq $(TIMES)); do \
+	  $(PY) -m pytest -m faults $(ARGS) || { echo "failed in pass $$pass, after $$((pass - 1)) without a failure"; exit 1; }; \
+	done; echo "$(TIMES) passes in a row without a failure"
 
 test-default: venv-dev data venv-serving-if-any venv-tf217-if-any
 	@$(PY) -m pytest -m "not bench and not stress and not image" $(ARGS)

@@ -17,6 +17,8 @@ from trainer.errors import TrainingError, UserError
 from trainer.optimizer import Optimizer
 from trainer.state import RunState, settings
 
+pytestmark = pytest.mark.faults
+
 
 def parts(units: int = 8, value: float = 1.0) -> tuple[keras.Model, Optimizer]:
     inputs = keras.Input((3,))

@@ -19,7 +19,7 @@ from equality import BATCH, CASES, ROWS, write
 from feature_tables import same
 from worker_processes import end_well, free_addresses
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 WAYS = {"one": (1, 1), "mirrored": (1, 2), "two": (2, 1), "three": (3, 1)}  # processes, replicas of each
 # Figures that jump when a row crosses a line; of equal weights they are equal too.

@@ -13,6 +13,8 @@ from trainer.errors import LostError
 from trainer.evaluator import _Table, _Watch
 from trainer.interruption import Interrupted, Interruption
 
+pytestmark = pytest.mark.faults
+
 
 def watch(folder: Path, stop: Interruption | None = None, **settings: float) -> _Watch:
     changes = {f"strategy__{name}": value for name, value in settings.items()}

@@ -18,6 +18,8 @@ from trainer.checkpoints import Checkpoints
 from trainer.errors import TrainingError, UserError
 from trainer.interruption import Interrupted, Interruption
 
+pytestmark = pytest.mark.faults
+
 QUICK = {"model__name": "linear", "training__optimizer": "sgd", "checkpoint__every_seconds": 0}
 ROWS = 100  # 4 steps of 32 an epoch
 

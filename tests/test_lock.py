@@ -11,6 +11,8 @@ import pytest
 from trainer.errors import UserError
 from trainer.lock import FolderLock
 
+pytestmark = pytest.mark.faults
+
 HOLD = """
 import sys, time
 from trainer.lock import FolderLock

@@ -14,6 +14,8 @@ from trainer.environment import paths
 from trainer.errors import UserError
 from trainer.outputs import RunFolder, differing_keys, resolved_yaml
 
+pytestmark = pytest.mark.faults
+
 
 def config(folder: Path, **training: object) -> Config:
     return Config.model_validate(

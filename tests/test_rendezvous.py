@@ -20,6 +20,8 @@ from trainer.interruption import Interrupted, Interruption
 from trainer.lines import Line, address, connect
 from trainer.peers import Peers
 
+pytestmark = pytest.mark.faults
+
 
 def dial(chief: Service, hello: dict[str, Any]) -> Line:
     """A worker's connection to a chief that may not listen yet."""

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from worker_processes import end_well, free_addresses
 
+pytestmark = pytest.mark.faults
+
 STEPS, BATCH = 12, 32
 CASES: dict[str, dict[str, Any]] = {
     "adam": {"training__clip_norm": 0.3, "model__embedding_l2": 0.01, "model__l2": 0.001},

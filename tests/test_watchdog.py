@@ -10,6 +10,8 @@ import pytest
 from trainer.errors import EXIT_LOST, UserError
 from trainer.watchdog import Watchdog
 
+pytestmark = pytest.mark.faults
+
 
 def test_a_standstill_is_ended_and_told(caplog: pytest.LogCaptureFixture) -> None:
     ended: list[UserError] = []

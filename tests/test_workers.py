@@ -17,7 +17,7 @@ from worker_processes import free_addresses
 
 from trainer.errors import EXIT_INTERRUPTED
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 ROWS, SETTINGS = 1001, {"training__epochs": 2, "checkpoint__every_seconds": 0.2}
 
 RUN = """

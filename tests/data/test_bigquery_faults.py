@@ -21,6 +21,8 @@ from trainer.data.bigquery import BigQuerySource
 from trainer.data.source import open_rows, open_splits
 from trainer.errors import UserError
 
+pytestmark = pytest.mark.faults
+
 Code = grpc.StatusCode
 KEYS = [f"r{i:05d}" for i in range(1000)]
 TABLE = sample()

@@ -32,6 +32,8 @@ from trainer.data.source import open_rows, open_splits
 from trainer.errors import UserError
 from trainer.features import fit
 
+pytestmark = pytest.mark.faults
+
 TABLE = sample()
 TRAIN = [f"r{i:05d}" for i in range(576) if i % 97]
 

@@ -19,7 +19,10 @@ from trainer.data.formats import ranges
 from trainer.data.source import open_rows, open_splits
 from trainer.errors import UserError
 
-pytestmark = pytest.mark.skipif(not gcs.available(), reason="no fake-gcs-server for this machine")
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(not gcs.available(), reason="no fake-gcs-server for this machine"),
+]
 
 
 @pytest.fixture(scope="module")

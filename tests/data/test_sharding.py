@@ -16,6 +16,8 @@ from trainer.data.pipeline import Pipeline
 from trainer.errors import UserError
 from trainer.state import RunState, begin
 
+pytestmark = pytest.mark.faults
+
 SIZES = [UNITS, (132,), (1,) * 20, (3, 0, 0, 1), (8, 8, 8), (24, 1), (0, 49), (5, 100, 0, 43, 49)]
 
 

@@ -24,6 +24,8 @@ from trainer.errors import UserError
 from trainer.features import Features, fit
 from trainer.peers import Peers
 
+pytestmark = pytest.mark.faults
+
 LABELS = {"binary": "y", "regression": "amount", "multilabel": ["p", "y"]}
 
 

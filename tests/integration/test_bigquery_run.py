@@ -24,6 +24,8 @@ from trainer.evaluate import evaluate
 from trainer.predict import load
 from trainer.run import train
 
+pytestmark = pytest.mark.faults
+
 TABLE = small_table()
 CUTS = (0, 700, 1501, 2300, TABLE.num_rows)
 

@@ -16,6 +16,7 @@ from tests.servers.gcs_proxy import Fault
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.faults,
     pytest.mark.skipif(not gcs.available(), reason="no fake-gcs-server for this machine"),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from small_run import Small, end, start, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 FAST_SAVES = ("--checkpoint.every_steps=7", "--checkpoint.every_seconds=0", "--training.steps_per_call=3")
 

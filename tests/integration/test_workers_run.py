@@ -19,7 +19,7 @@ import tensorflow as tf
 from small_run import Small, clean_environment, wait_until
 from worker_processes import free_addresses
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 FAST = (
     "--checkpoint.every_steps=7",
