@@ -23,7 +23,7 @@ from trainer.data.source import open_rows, open_splits
 from trainer.errors import UserError
 from trainer.features import fit
 
-KINDS = ("csv",)
+KINDS = ("csv", "jsonl")
 PART = 6000
 
 

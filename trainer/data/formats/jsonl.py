@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from trainer.data import cast
-from trainer.data.files import DataFile
-from trainer.data.formats import BadRow, Bounds, Part, ReadOptions
+from trainer.data.files import DataFile, TextStream
+from trainer.data.formats import BadRow, Bounds, Part, ReadOptions, ranges
 from trainer.data.nested import extract
 from trainer.errors import UserError
 
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 8 << 20
+_STEP = 1 << 16
 _SAMPLE_BYTES = 1 << 20
 _SAMPLE_LINES = 1000
 _LONGEST = 256 << 20  # a line beyond this is no line
@@ -83,12 +84,14 @@ class JsonlReader:
             raise UserError(
                 f'{file.path}:1: is not JSON lines; expected an object such as {{"age": 1}} a line'
             )
+        self._parts = ranges.parts(file)
+        self._starts = ranges.Starts(self._parts, self._find_start)
 
     def schema(self) -> dict[str, pa.DataType]:
         return {name: _stored(kinds) for name, kinds in self._kinds.items()}
 
     def parts(self) -> list[Part]:
-        return [Part("", 0, None)]
+        return list(self._parts)
 
     def bounds(self, part: Part, column: str) -> Bounds | None:
         return None
@@ -97,8 +100,8 @@ class JsonlReader:
         self, part: Part, columns: Sequence[str], bad: BadRow
     ) -> Iterator[tuple[pa.RecordBatch, Sequence[int] | int]]:
         kinds = {name: set(self._kinds.get(name, ())) for name in columns}
-        line = 0
-        for block in self._blocks():
+        line = part.first_row
+        for block in self._blocks(*self._starts.of(part.place)):
             lines = block.count(b"\n") + (not block.endswith(b"\n"))
             table = self._fast(block, columns, kinds, lines)
             if table is not None:
@@ -114,13 +117,36 @@ class JsonlReader:
 
     def locate(self, row: int) -> str:
         """Rows are lines here: blank ones count, so that an editor finds them."""
-        return f"{self._file.path}:{row + 1}"
+        index, line = ranges.split_number(row)
+        if start := self._starts.at(index):
+            with self._text(0, start) as before:
+                while data := before.read(_BLOCK):
+                    line += data.count(b"\n")
+        return f"{self._file.path}:{line + 1}"
 
-    def _blocks(self) -> Iterator[bytes]:
+    def _text(self, start: int, stop: int) -> TextStream | ranges.ByteRange:
+        """Opens some of the file, or all of it, which may be compressed."""
+        if len(self._parts) == 1:
+            return self._file.open_text()
+        return ranges.ByteRange(self._file, start, stop)
+
+    def _find_start(self, begin: int, place: int) -> int:
+        """Returns where the first line begins that doesn't begin before `place`."""
+        del begin  # in JSON, a line break in a text is written as \n
+        with ranges.ByteRange(self._file, place - 1, self._file.size) as stream:
+            at = place - 1
+            while data := stream.read(_STEP):
+                found = data.find(b"\n")
+                if found >= 0:
+                    return at + found + 1
+                at += len(data)
+        return self._file.size
+
+    def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
         """Yields whole lines, some megabytes at a time."""
         rest = b""
-        with self._file.open_text() as stream:
-            first = True
+        with self._text(start, stop) as stream:
+            first = not start
             while data := stream.read(_BLOCK):
                 if first:
                     data, first = data.removeprefix(_BOM), False
