@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ import pytest
 
 from trainer.data import cache as cache_module
 from trainer.data.arrays import NAMES, RowFormat, Rows
-from trainer.data.cache import DiskCache, allocate, available_memory, in_memory, parts
+from trainer.data.cache import DiskCache, MemoryCache, allocate, available_memory, parts
 from trainer.errors import UserError
 
 FORMAT = RowFormat(numeric=2, categorical=3, labels=2)
@@ -45,6 +47,12 @@ def check(rows: Rows, seed: int = 0) -> None:
         np.testing.assert_array_equal(found[name], np.concatenate([getattr(part, name) for part in parts]))
 
 
+def in_memory(rows: Iterable[Rows]) -> Rows:
+    """Rows that one thread kept."""
+    cache = MemoryCache(FORMAT)
+    return cache.joined([cache.keep(rows)])
+
+
 @pytest.fixture(params=[1, 100, 1 << 20])
 def _part_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "_PART_BYTES", request.param)
@@ -52,8 +60,26 @@ def _part_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("_part_bytes")
 def test_rows_in_memory_are_the_encoded_rows() -> None:
-    check(in_memory(pieces(), FORMAT))
-    assert len(in_memory(pieces((0, 0)), FORMAT)) == 0
+    check(in_memory(pieces()))
+    assert len(in_memory(pieces((0, 0)))) == 0
+
+
+@pytest.mark.usefixtures("_part_bytes")
+def test_rows_in_memory_may_come_by_several_threads() -> None:
+    cache, turn = MemoryCache(FORMAT), threading.Barrier(2, timeout=60)
+
+    def taking_turns(rows: Iterable[Rows]) -> Iterator[Rows]:
+        for one in rows:
+            turn.wait()
+            yield one
+
+    halves = [list(pieces((9, 1, 30), seed)) for seed in (1, 2)]
+    with ThreadPoolExecutor(2) as pool:
+        kept = list(pool.map(lambda half: cache.keep(taking_turns(half)), halves))
+    found = cache.joined(kept)
+    for place in range(len(NAMES)):
+        wanted = [one.arrays[place] for half in halves for one in half]
+        np.testing.assert_array_equal(found.arrays[place], np.concatenate(wanted))
 
 
 @pytest.mark.usefixtures("_part_bytes")
@@ -158,10 +184,10 @@ def test_memory_that_runs_out_is_told(
 ) -> None:
     monkeypatch.setattr(cache_module, "_PART_BYTES", 1)
     monkeypatch.setattr(cache_module, "available_memory", lambda: 1 << 40)
-    in_memory(pieces(), FORMAT)
+    in_memory(pieces())
     assert not caplog.records
     monkeypatch.setattr(cache_module, "available_memory", lambda: 0)
-    in_memory(pieces(), FORMAT)
+    in_memory(pieces())
     assert "data.cache=memory: the rows take" in caplog.text
 
 

@@ -8,11 +8,13 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 from fake_rows import CACHES, FakeSource, encode, ids_of, make
@@ -230,6 +232,33 @@ def test_an_error_of_the_source_arrives_as_itself(tmp_path: Path) -> None:
     source.fail_in = 0
     with pytest.raises(UserError, match="unit 0: row 4 is broken"):
         make(tmp_path, "memory", source).prepare()
+
+
+class _WaitingSource(FakeSource):
+    """The first unit ends after the second was read whole, and then in an error where one is wanted."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__((8, 400, 5), counted=False)
+        self.fail_in = 0 if fails else None
+        self._read = threading.Event()
+
+    def read(self, unit: Any, columns: Any = None) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(super().read(unit, columns)):
+            if unit.index == 0 and number == 0:
+                assert self._read.wait(60)
+            yield batch
+        if unit.index == 1:
+            self._read.set()
+
+
+def test_memory_is_filled_from_several_units_at_once(tmp_path: Path) -> None:
+    """Each as fast as it comes: the streams of a table are slow one by one."""
+    source = _WaitingSource()
+    pipeline = make(tmp_path, "memory", source, shuffle=False)
+    np.testing.assert_array_equal(ids_of(pipeline.evaluation_numpy())[:413], np.arange(413))
+    assert source.read_units.count(0) == 1
+    with pytest.raises(UserError, match="unit 0: row 4 is broken"):
+        make(tmp_path, "memory", _WaitingSource(fails=True)).prepare()
 
 
 def test_uncounted_units_are_counted_once(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class Rows:
     @classmethod
     def empty(cls, layout: RowFormat, *shape: int) -> Rows:
         """Returns arrays [*shape, ...] to be written to."""
-        return cls(tuple(_empty((*shape, *tail), dtype) for tail, dtype in layout.parts))
+        return cls(tuple(aligned((*shape, *tail), dtype) for tail, dtype in layout.parts))
 
     def __len__(self) -> int:
         return len(self.arrays[0])
@@ -140,8 +140,8 @@ class Rows:
         return dict(zip(NAMES, self.arrays, strict=True))
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an array that begins where TensorFlow wants it (64 bytes), which spares a copy."""
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an empty array that begins where TensorFlow wants it (64 bytes), which spares a copy."""
     size = dtype.itemsize * int(np.prod(shape))
     memory = np.empty(size + 63, np.uint8)
     start = -memory.ctypes.data % 64

@@ -9,8 +9,9 @@ import mmap
 import os
 import shutil
 import tempfile
+import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,24 +94,57 @@ def parts(pieces: Iterable[Rows], layout: RowFormat) -> Iterator[Rows]:
         yield part[:filled]
 
 
-def in_memory(pieces: Iterable[Rows], layout: RowFormat) -> Rows:
-    """Returns all rows together.
+class MemoryCache:
+    """Rows in memory, which may come by several threads at once."""
 
-    Parts are freed while they are put together: the peak is one part above the result.
-    """
-    kept: list[Rows] = []
-    for part in parts(pieces, layout):
-        kept.append(part)
-        if len(kept) % 16 == 0:
-            _warn_of_memory(len(kept) * _PART_BYTES)
-    rows = allocate(sum(len(part) for part in kept), layout)
-    position = 0
-    kept.reverse()
-    while kept:
-        part = kept.pop()
-        rows[position : position + len(part)].write(part)
-        position += len(part)
-    return rows
+    def __init__(self, layout: RowFormat) -> None:
+        self._layout = layout
+        self._rows = max(1, _PART_BYTES // layout.row_bytes)
+        self._parts = 0
+        self._lock = threading.Lock()
+        self._open = threading.local()  # .rest: room left in the part that a thread fills
+
+    def keep(self, pieces: Iterable[Rows]) -> list[Rows]:
+        """Returns copies of rows, for `joined`, in parts of about 16 MiB that a thread fills one by one."""
+        kept: list[Rows] = []
+        for piece in pieces:
+            start = 0
+            while start < len(piece):
+                rest = getattr(self._open, "rest", None)
+                if rest is None or not len(rest):
+                    rest = self._another()
+                count = min(len(rest), len(piece) - start)
+                rest[:count].write(piece[start : start + count])
+                kept.append(rest[:count])
+                self._open.rest = rest[count:]
+                start += count
+        return kept
+
+    def _another(self) -> Rows:
+        with self._lock:
+            self._parts += 1
+            number = self._parts
+        if number % 16 == 0:
+            _warn_of_memory(number * _PART_BYTES)
+        return allocate(self._rows, self._layout)
+
+    def joined(self, kept: Sequence[list[Rows]]) -> Rows:
+        """Returns rows that were kept together, in order, and empties their lists.
+
+        Parts are freed while they are put together: the peak is one part for each thread above the result.
+        What Arrow keeps for reading more goes back to the system.
+        """
+        self._open = threading.local()
+        pa.default_memory_pool().release_unused()
+        rows = allocate(sum(len(part) for some in kept for part in some), self._layout)
+        position = 0
+        for some in kept:
+            some.reverse()
+            while some:
+                part = some.pop()
+                rows[position : position + len(part)].write(part)
+                position += len(part)
+        return rows
 
 
 def _warn_of_memory(taken: int) -> None:

@@ -23,6 +23,7 @@ from trainer.config import (
 )
 from trainer.data import calendar
 from trainer.data import columns as arrow
+from trainer.data.arrays import aligned
 from trainer.data.columns import Batch
 from trainer.data.labels import LabelEncoder
 from trainer.data.lookup import Vocabulary
@@ -93,6 +94,13 @@ def _columns(count: int, rows: int, dtype: type) -> np.ndarray:
     same few lines of the processor's cache.
     """
     return np.empty((count, rows + 16), dtype)[:, :rows]
+
+
+def _by_row(columns: np.ndarray) -> np.ndarray:
+    """Returns an array [count, rows] as [rows, count], in C order."""
+    turned = aligned(columns.shape[::-1], columns.dtype)
+    turned[...] = columns.T
+    return turned
 
 
 class _TextIds:
@@ -173,8 +181,8 @@ class Encoder:
         for item in self.features.fitted:
             self._encode(item, batch, numeric, categorical)
         return Blocks(
-            numeric=np.ascontiguousarray(numeric.T),
-            categorical=np.ascontiguousarray(categorical.T),
+            numeric=_by_row(numeric),
+            categorical=_by_row(categorical),
             label=self._labels(batch) if self._labels else None,
             weight=self._weights(batch),
             key=self._keys(batch),

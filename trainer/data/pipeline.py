@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from trainer.data import allocator, background, order
 from trainer.data.arrays import NAMES, BlocksLike, RowFormat, Rows
-from trainer.data.cache import DiskCache, available_memory, in_memory
+from trainer.data.cache import DiskCache, MemoryCache, available_memory
 from trainer.data.epochs import Chunk, Epochs, Plan
 from trainer.data.reading import Reader
 from trainer.errors import UserError
@@ -213,7 +213,8 @@ class Pipeline:
 
     def _cached(self, reader: Reader) -> Rows:
         if self._cache == "memory":
-            return in_memory(reader.everything(), self.layout)
+            memory = MemoryCache(self.layout)
+            return memory.joined(reader.gather(memory.keep))
         assert self._cache_dir is not None
         about = json.dumps(
             [self._fingerprint, self._identity(), self.layout.as_dict(), *reader.window], sort_keys=True

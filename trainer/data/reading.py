@@ -12,14 +12,16 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from trainer.data import order
 from trainer.data.arrays import BlocksLike, RowFormat, Rows
 from trainer.errors import UserError
+
+T = TypeVar("T")
 
 _END = object()
 _QUEUED = 2  # encoded batches that wait in each open group: one being taken, one ready
@@ -95,14 +97,56 @@ class Reader:
             schedule = order.within(self.counts, 0, sum(self.counts))
             yield from self.pieces(iter(schedule), self.threads)
             return
-        with _Streams(self, [[i] for i in range(len(self._units))]) as streams:
-            for unit in range(len(self._units)):
-                for number in range(unit, min(unit + self.threads, len(self._units))):
+        with _Streams(self, self._groups) as streams:
+            for unit in range(len(self._groups)):
+                for number in range(unit, min(unit + self.threads, len(self._groups))):
                     streams.open(number, 0)
-                stream = streams.open(unit, 0)
-                while (rows := stream.next()) is not None:
-                    yield rows
-                streams.close(unit)
+                yield from self._whole(streams, unit)
+
+    def gather(self, keep: Callable[[Iterator[Rows]], T]) -> list[T]:
+        """Reads all rows that are wanted, `threads` groups of units at once, each as fast as it comes.
+
+        In `everything`, a group waits for those before it as soon as a few batches are ready: one stream of a
+        table, or one large file, is read at a time.
+
+        Args:
+            keep: called with the rows of each group, in a thread of its own.
+
+        Returns:
+            What `keep` returned, in the order of the groups.
+
+        Raises:
+            Exception: the first of whatever reading, encoding or keeping raised.
+        """
+        with (
+            _Streams(self, self._groups) as streams,
+            ThreadPoolExecutor(self.threads, thread_name_prefix="keep") as pool,
+        ):
+            kept = [
+                pool.submit(lambda group: keep(self._whole(streams, group)), group)
+                for group in range(len(self._groups))
+            ]
+            try:
+                return [one.result() for one in kept]
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                streams.stop()  # after an error, the others wait for rows that nobody needs
+
+    def _whole(self, streams: _Streams, group: int) -> Iterator[Rows]:
+        """Yields the rows of a group that are wanted, and closes it."""
+        stream = streams.open(group, 0 if group else self._before)
+        if self.counts is None:
+            while (rows := stream.next()) is not None:
+                yield rows
+        else:
+            yield from stream.take(self.counts[group])
+            self._expect_end(stream, group)
+        streams.close(group)
+
+    def _expect_end(self, stream: _Stream, group: int) -> None:
+        assert self.counts is not None
+        if not (self._cut and group == len(self.counts) - 1):
+            stream.expect_end()
 
     def pieces(self, schedule: Iterator[tuple[int, int, int]], ahead: int) -> Generator[Rows, None, None]:
         """Yields the rows of a schedule of (group, start, stop), in its order.
@@ -138,8 +182,7 @@ class Reader:
                 stream = streams.open(group, start)
                 yield from stream.take(stop - start)
                 if stop == self.counts[group]:
-                    if not (self._cut and group == len(self.counts) - 1):
-                        stream.expect_end()
+                    self._expect_end(stream, group)
                     streams.close(group)
                     del live[group]
 
@@ -206,6 +249,7 @@ class _Streams:
         self._reader = reader
         self._groups = groups
         self._open: dict[int, _Stream] = {}
+        self._stopped = False
         workers = max(1, min(reader.threads, os.cpu_count() or 1))
         self._encoders = ThreadPoolExecutor(workers, thread_name_prefix="encode")
 
@@ -213,8 +257,7 @@ class _Streams:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for group in list(self._open):
-            self.close(group)
+        self.stop()
         self._encoders.shutdown(wait=True, cancel_futures=True)
 
     def open(self, group: int, skip: int) -> _Stream:
@@ -224,12 +267,20 @@ class _Streams:
             group: number of the group.
             skip: rows of it to drop, where it wasn't open yet.
         """
+        if self._stopped:
+            raise CancelledError
         if group not in self._open:
             self._open[group] = _Stream(self._reader, group, self._groups[group], skip, self._encoders)
         return self._open[group]
 
     def close(self, group: int) -> None:
         self._open.pop(group).close()
+
+    def stop(self) -> None:
+        """Closes all groups, for good; whoever waits for rows of one gets an error."""
+        self._stopped = True
+        for stream in list(self._open.values()):
+            stream.close()
 
 
 class _Stream:
@@ -274,9 +325,12 @@ class _Stream:
 
         Raises:
             Exception: whatever reading or encoding raised.
+            CancelledError: the stream was closed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._ready))
+            self._changed.wait_for(lambda: self._closed or bool(self._ready))
+            if self._closed:
+                raise CancelledError
             item = self._ready[0]
             if item is _END:
                 return None
@@ -284,7 +338,8 @@ class _Stream:
                 raise item
         rows = item.result()  # outside the lock: the thread may queue the next batch meanwhile
         with self._changed:
-            self._ready.popleft()
+            if self._ready:  # else it was closed meanwhile
+                self._ready.popleft()
             self._changed.notify_all()
         return rows
 
