@@ -150,7 +150,7 @@ sbom: venv-dev  ## software bills of materials of the images, CycloneDX: dist/sb
 	done
 
 test-image: venv-dev  ## build the CPU image on a Debian base and train in it (buildah, debootstrap; root): minutes
-	@$(PY) -m pytest -m image -rs $(ARGS)
+	@$(PY) -m pytest -m image -rs -s tests/integration/test_image.py $(ARGS)
 
 .PHONY: clean
 clean:  ## remove what can be built again (caches, dist, environments): never runs/ nor data/
