@@ -93,7 +93,7 @@ def case(rule: str, name: str, *changes: str, also: str = "", **options: Any) ->
     return Case(rule, text, {"today": TODAY, **options}, also)
 
 
-CASES: list[Case] = [
+STRUCTURE: list[Case] = [
     # --- shape ---
     case("no-job", "custom_job", WHOLE, "name: flights\nepochs: 3\n"),
     case("no-job", "custom_job", WHOLE, "# nothing\n"),
@@ -135,7 +135,8 @@ CASES: list[Case] = [
         "pools-missing",
         "custom_job",
         WHOLE,
-        "workerPoolSpecs: []\nscheduling: {timeout: 60s}\nserviceAccount: a@b.c\n" + OUTPUT,
+        "workerPoolSpecs: []\nscheduling: {timeout: 60s}\n"
+        "serviceAccount: trainer@my-project.iam.gserviceaccount.com\n" + OUTPUT,
     ),
     case("chief-empty", "custom_job", "workerPoolSpecs:\n", "workerPoolSpecs:\n- {}\n"),
     case("chief-replicas", "multi_worker", "replicaCount: 1", "replicaCount: 5"),
@@ -336,7 +337,7 @@ CASES: list[Case] = [
         "integerValueSpec: {minValue: 1, maxValue: 5}",
         "doubleValueSpec: {minValue: 1, maxValue: 5}",
     ),
-    case("parameter-value", "hp_tuning", "values: [adam, adamw]", "values: [adam, lamb]"),
+    case("parameter-value", "hp_tuning", "values: [adam, adamw]", "values: [adam, adamw, lamb]"),
     case("parameter-value", "hp_tuning", "minValue: 1, maxValue: 5", "minValue: 1, maxValue: 50"),
     case(
         "parameter-range",

@@ -12,7 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from broken_jobs import CASES, JOBS, Case
+from broken_jobs import JOBS, Case
+from broken_names import CASES
 
 from trainer.errors import UserError
 from trainer.jobs import check, rules

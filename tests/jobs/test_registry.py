@@ -68,7 +68,7 @@ def test_custom_job_becomes_a_pipeline(capsys: pytest.CaptureFixture[str]) -> No
         "imageUri": IMAGE,
         "env": [{"name": "TF_NUM_INTEROP_THREADS", "value": "2"}, {"name": "A", "value": "b=c"}],
     }
-    assert body["parentModel"] == "77"
+    assert body["parentModel"] == "projects/p-local/locations/us-central1/models/77"
     assert body["displayName"] == "custom_job"
     assert model["labels"] == body["labels"]
     assert "artifactUri" not in model, "the service takes AIP_MODEL_DIR"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from broken_jobs import CASES
+from broken_names import CASES
 
 from trainer.jobs import rules
 
@@ -56,7 +57,7 @@ TRAPS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     (
         "results on the machine's own disk",
-        ("output-missing", "checkpoints-lost", "output-local"),
+        ("output-missing", "checkpoints-lost", "output-local", "data-local"),
         ("test_environment.py::test_files_that_go_with_the_machine_are_warned_of",),
     ),
     (
@@ -67,7 +68,7 @@ TRAPS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("baseOutputDirectory as a text, underscores for gcloud", ("wrong-type", "snake-case"), ()),
     (
         "open() of gs://",
-        ("output-not-gs", "data-local"),
+        ("output-not-gs", "data-unreadable"),
         (
             "test_environment.py::test_folders_on_an_object_store_are_tried_too",
             "test_export.py::test_object_store_gets_the_files_with_saved_model_last",
@@ -103,7 +104,7 @@ TRAPS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     (
         "prebuilt images taken for current",
-        ("image-ended", "image-unknown", "tpu-package", "serving-older"),
+        ("image-ended", "image-unknown", "image-program", "tpu-package", "serving-older"),
         (),
     ),
     (
@@ -113,7 +114,7 @@ TRAPS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     (
         "project and account by default",
-        ("default-account", "compute-account", "tensorboard-account"),
+        ("default-account", "compute-account", "tensorboard-account", "resource-name"),
         ("jobs/test_processes.py::test_replicas_find_each_other_and_the_chief_ends_the_job",),
     ),
     (
@@ -150,3 +151,14 @@ def test_trap_ends_at_a_rule_or_a_test(mistake: str, checks: tuple[str, ...], te
         file, _, name = reference.partition("::")
         tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, reference
+
+
+def test_docs_answer_all_twenty() -> None:
+    """The table of docs/jobs.md: a row for each, in this order, with rules that are there."""
+    text = (TESTS.parent / "docs" / "jobs.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 21))
+    for (_, _, answer), (mistake, checks, _) in zip(rows, TRAPS, strict=True):
+        named = {word for word in re.findall(r"`([a-z]+(?:-[a-z]+)+)`", answer)}
+        assert named <= set(rules.RULES), mistake
+        assert named <= set(checks), f"{mistake}: {named - set(checks)} is in the docs alone"

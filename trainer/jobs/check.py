@@ -14,14 +14,14 @@ import trainer
 from trainer.errors import EXIT_FAILED, UserError
 from trainer.flags import Option
 from trainer.jobs import command, document, findings, hardware, loading, runconfig
-from trainer.jobs.checks import images, machines, pools, reducers, resources, runs, scheduling, studies
+from trainer.jobs.checks import images, machines, names, pools, reducers, resources, runs, scheduling, studies
 from trainer.jobs.context import Context, Policy, region_of
 from trainer.jobs.findings import Finding
 from trainer.jobs.loading import Notes
 from trainer.jobs.rules import RULES
 from trainer.jobs.spec import Job
 
-CHECKS = (pools, reducers, machines, runs, studies, scheduling, images, resources)
+CHECKS = (pools, reducers, machines, runs, studies, scheduling, images, names, resources)
 DEFAULT_POLICY = "configs/policy/default.yaml"
 OPTIONS = {
     "config": Option("Check against this local config file, when the job's own is on gs://.", "FILE"),
@@ -116,6 +116,7 @@ def check(
     for subject in CHECKS:
         subject.check(context)
     wrong = [finding.field for finding in shape_findings if finding.rule in _SHAPE]
+    wrong += [_meant(finding) for finding in shape_findings if finding.rule == "unknown-field"]
     rest = [finding for finding in notes.findings if not _follows(finding.field, wrong)]
     ordered = sorted(
         [*shape_findings, *rest], key=lambda finding: (finding.line, finding.column, finding.rule)
@@ -126,6 +127,13 @@ def check(
 def _unreadable(file: str, message: str) -> Finding:
     line, _, why = message.removeprefix(f"{file}:").partition(": ")
     return Finding("wrong-type", "error", file, int(line), 1, "", why, "mend the YAML")
+
+
+def _meant(finding: Finding) -> str:
+    """Returns the field that an unknown one was meant to be, which is then missing, or ""."""
+    parent, dot, _ = finding.field.rpartition(".")
+    name = finding.instead.removeprefix("write ")
+    return f"{parent}{dot}{name}" if finding.instead.startswith("write ") else ""
 
 
 def _follows(field: str, wrong: Sequence[str]) -> bool:

@@ -20,7 +20,9 @@ OPTIONS = {
     "serving_image": Option("Image that serves the model; needs --model.", "IMAGE"),
     "serving_env": Option("Environment variable of the serving image; may be given again.", "NAME=VALUE"),
     "alias": Option("Alias of the model's version, such as candidate; may be given again.", "ALIAS"),
-    "parent_model": Option("Make it a new version of this model of the registry.", "MODEL"),
+    "parent_model": Option(
+        "Make it a new version of this model of the registry, by id or whole name.", "MODEL"
+    ),
     "explain": Option(
         "Give the model an explanation: what each column adds to the probability of each class, by sampled "
         "Shapley with this many paths.",
@@ -136,7 +138,7 @@ def as_pipeline(job: Job, model: dict[str, Any], parent: str | None) -> dict[str
     Args:
         job: a job of any kind; a pipeline keeps its own modelToUpload where `model` says nothing.
         model: what `assignments` returned.
-        parent: resource name or id of the model that it becomes a version of, or None.
+        parent: resource name of the model that it becomes a version of, or None.
 
     Raises:
         UserError: the job has no base output directory, where the model would be looked for.

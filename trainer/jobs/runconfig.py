@@ -176,6 +176,9 @@ def _known(argument: Argument, notes: Notes) -> bool:
         flags.find(argument.name, flags.TRAIN)
     except UserError as error:
         problem, _, hint = str(error).partition("; ")
+        flag, blank, text = argument.name.partition(" ")
+        if blank:  # one item of the list is one argument, blanks and all
+            problem, hint = f"--{argument.name!s} is one argument", f"write --{flag}={text.strip()}"
         notes.add("arg-unknown", argument.at, problem, hint or "write the full name of one key")
         return False
     return True

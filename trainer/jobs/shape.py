@@ -150,6 +150,8 @@ def _field(value: Value, kind: str, note: Note) -> Value | None:
 
 def _item(value: Value, kind: str, note: Note) -> Value | None:
     if kind.startswith("msg:"):
+        if value.data is None:
+            note("wrong-type", value, "nothing is written after the dash or colon", "write {}, or its fields")
         return canonical(value, kind[4:], note)
     if kind == "any":
         return value

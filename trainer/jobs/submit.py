@@ -123,7 +123,7 @@ def prepare(
         return None
     run = runconfig.read(job, Notes(file), given.get("config"))
     model = registry.assignments(given, job, run.config)
-    job = _with_model(job, model, given)
+    job = _with_model(job, model, given, target(job, given, environ))
     if job is None:
         return None
     if labels is None:
@@ -161,11 +161,14 @@ def _told(found: Sequence[findings.Finding], file: str, facts: Sequence[str]) ->
     return True
 
 
-def _with_model(job: Job, model: dict[str, Any], given: command.Command) -> Job | None:
+def _with_model(job: Job, model: dict[str, Any], given: command.Command, to: Target) -> Job | None:
     """Returns the job with the model that the options ask for, or None when check refuses it."""
     if not model:
         return job
-    body = registry.as_pipeline(job, model, given.get("parent_model"))
+    parent = given.get("parent_model")
+    if parent and "/" not in parent:  # an id: the API takes the whole name
+        parent = f"{to.parent}/models/{parent}"
+    body = registry.as_pipeline(job, model, parent)
     with tempfile.TemporaryDirectory() as folder:
         whole = os.path.join(folder, os.path.basename(job.file))
         with open(whole, "w", encoding="utf-8") as out:

@@ -99,13 +99,22 @@ def _training(context: Context, pool: Pool) -> None:
         return
     name, row = found
     table = tables.load("images")["training"]
-    if not row:
+    if name not in table:
         hint = nearest(name, table).removeprefix("; did you mean ").rstrip("?")
         context.add(
             "image-unknown",
             at,
             f"the service has no training image {name!r} (table of {tables.load('images')['date']})",
             f"write {hint or next(iter(table))}",
+        )
+        return
+    tag = pool.image.rpartition(name)[2]
+    if tag not in ("", ":latest") and not tag.startswith("@"):
+        context.add(
+            "image-unknown",
+            at,
+            f"prebuilt images have the tag latest alone, got {tag[1:]!r}",
+            "write :latest",
         )
         return
     _region(context, pool.image, at)
@@ -229,6 +238,8 @@ def _serving(context: Context) -> None:
     job = context.job
     model = job.root.get("modelToUpload")
     data = job.root.get("inputDataConfig")
+    if data is not None:
+        _destination(context, data)
     if data is not None and not (data.get("gcsDestination") or data.get("bigqueryDestination")):
         context.add_in(
             "dataset-destination",
@@ -290,6 +301,17 @@ def _serving(context: Context) -> None:
         )
         return
     _dates(context, at, name, row, "write tf_opt-cpu.nightly, or your own serving image")
+
+
+def _destination(context: Context, data: Value) -> None:
+    """Notes a place that the rows of a managed dataset can't be exported to."""
+    for keys, right, pattern in (
+        (("bigqueryDestination", "outputUri"), "bq://PROJECT", r"bq://[^/.\s]+"),
+        (("gcsDestination", "outputUriPrefix"), "gs://BUCKET/FOLDER", r"gs://.+"),
+    ):
+        place = data.get(*keys)
+        if place is not None and not re.fullmatch(pattern, str(place.data)):
+            context.add("dataset-destination", place, f"got {place.data!r}", f"write {right}")
 
 
 def _exporting(context: Context) -> str | None:

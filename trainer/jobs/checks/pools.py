@@ -58,7 +58,15 @@ def _chief_empty(context: Context, job: Job) -> None:
 
 
 def _replicas(context: Context, pool: Pool) -> None:
-    if pool.replicas < 1:
+    if pool.value.get("replicaCount") is None:
+        context.add_pool(
+            "replica-count",
+            pool,
+            ("replicaCount",),
+            "no number of replicas is written, which is 0 in the API's own types",
+            "write replicaCount: 1",
+        )
+    elif pool.replicas < 1:
         context.add_pool(
             "replica-count",
             pool,

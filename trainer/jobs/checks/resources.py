@@ -18,7 +18,7 @@ _WIDE_ACCOUNTS = re.compile(r"^(\d+-compute@developer|[^@]+@appspot)\.gserviceac
 _SECRET_NAME = re.compile(r"(password|passwd|secret|token|api_?key|private_?key|credential)", re.I)
 _SECRET_VALUE = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----|\bAIza[\w-]{30,}|\bya29\.[\w-]+|\bAKIA[A-Z0-9]{12,}|\bghp_\w{20,}"
-    r'|"private_key"|\bhf_[A-Za-z]{20,}'
+    r'|"private_key"|\bhf_[A-Za-z]{20,}|://[^/\s:@]+:[^/\s:@]+@'
 )
 _KEY_FILE = re.compile(r"(key|credential|service[-_]?account)[\w.-]*\.(json|pem|p12)$", re.I)
 _SET_BY_SERVICE = re.compile(r"^(AIP_\w+|CLOUD_ML_\w+|CLUSTER_SPEC|TF_CONFIG|TPU_CONFIG|TPU_NODE_NAME)$")
@@ -131,14 +131,15 @@ def _networks(context: Context) -> None:
                 "dns-domain", item.nearest("domain"), f"got {domain!r}", f"write {domain}. with its dot"
             )
     for pool in job.active_pools:
-        if pool.value.get("nfsMounts") is not None and not (job.network or job.network_attachment):
-            context.add_pool(
-                "nfs-network",
-                pool,
-                ("nfsMounts",),
-                "NFS servers have private addresses only",
-                "write network (VPC peering) or pscInterfaceConfig",
-            )
+        for key, servers in (("nfsMounts", "NFS"), ("lustreMounts", "Lustre")):
+            if pool.value.get(key) is not None and not (job.network or job.network_attachment):
+                context.add_pool(
+                    "nfs-network",
+                    pool,
+                    (key,),
+                    f"{servers} servers have private addresses only",
+                    "write network (VPC peering) or pscInterfaceConfig",
+                )
 
 
 def _regions(context: Context) -> None:
@@ -175,7 +176,9 @@ def _env(context: Context, pool: Pool) -> None:
     for item in items:
         name = item.of("name", default="")
         at = item.nearest("name")
-        if not _NAME.match(name) or name in seen:
+        if item.get("value") is None and item.get("name") is not None:
+            context.add("env-name", at, f"{name} has no value", "write value, '' for an empty one")
+        elif not _NAME.match(name) or name in seen:
             why = "it is set twice" if name in seen else f"{name!r} is no name of a variable"
             context.add("env-name", at, why, "write letters, digits and _, each name once")
         elif _SET_BY_SERVICE.match(name):

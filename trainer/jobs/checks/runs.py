@@ -10,6 +10,7 @@ from trainer.jobs.spec import Job
 
 _MOST_ARGS = 100_000  # characters of all arguments of a pool
 _KEPT = ("gs://", "/gcs/", "/mnt/nfs/", "/mnt/lustre/")  # what outlives the machine
+_PERSONAL = ("/home/", "/root/", "/Users/", "/content/", "/tmp/", "/var/tmp/")  # folders of no image
 
 
 def check(context: Context) -> None:
@@ -51,7 +52,15 @@ def _folders(context: Context) -> None:
     job, config = context.job, context.run.config
     base = job.base_output
     output = config.output_dir if config else ""
-    if base and not base.startswith("gs://"):
+    if base.startswith("gs://") and set(base) & set("*?[]#"):
+        context.add_in(
+            "output-not-gs",
+            job.spec,
+            ("baseOutputDirectory", "outputUriPrefix"),
+            f"{base!r} is a pattern to the tools that read it, and no folder",
+            "write a folder without * ? [ ] #",
+        )
+    elif base and not base.startswith("gs://"):
         context.add_in(
             "output-not-gs",
             job.spec,
@@ -100,14 +109,29 @@ def _data(context: Context) -> None:
     assert config is not None
     if context.job.root.get("inputDataConfig") is not None:
         return  # the service hands the rows over
-    local = [source for source in config.data.source if "://" not in source and not source.startswith("/")]
+    place = key_place(context, "data.source")
+    local = [source for source in config.data.source if _of_this_machine(source)]
     if local:
         context.add(
             "data-local",
-            key_place(context, "data.source"),
+            place,
             f"data.source {local[0]} is a file of this machine, and not in the container",
             "copy the rows to the bucket and write --data.source=gs://BUCKET/FOLDER/*.parquet",
         )
+    for source in config.data.source:
+        scheme, found, rest = source.partition("://")
+        table = scheme in ("bq", "bigquery")
+        if found and not table and scheme != "gs":
+            context.add("data-unreadable", place, f"nothing reads {scheme}://", "write gs:// or bigquery://")
+        elif table and rest != "query" and rest.strip("/").count(".") < 2:
+            context.add(
+                "data-unreadable", place, f"{source} is no table", "write bigquery://PROJECT.DATASET.TABLE"
+            )
+
+
+def _of_this_machine(source: str) -> bool:
+    """Returns whether a source is relative, or below a folder that a person has on a machine of his own."""
+    return "://" not in source and (not source.startswith("/") or source.startswith(_PERSONAL))
 
 
 def _strategy(context: Context) -> None:

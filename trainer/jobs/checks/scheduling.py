@@ -67,7 +67,7 @@ def check(context: Context) -> None:
 
 
 def _timeout(context: Context) -> None:
-    if context.job.scheduling.timeout is None:
+    if not context.job.scheduling.timeout:
         context.add_in(
             "timeout-default",
             context.job.spec,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from trainer import flags, metric_names, schema
 from trainer.errors import UserError, nearest
 from trainer.jobs import hardware
@@ -138,6 +140,7 @@ def _parameter(context: Context, study: Study, parameter: Parameter, seen: dict[
             f"no parameter can depend on values of {parameter.id}, a double",
             "make the parent discrete or categorical",
         )
+    _conditions(context, parameter)
     if parameter.kind == "double" and study.algorithm == "GRID_SEARCH" and not context.noted("grid-double"):
         context.add(
             "grid-double",
@@ -155,6 +158,28 @@ def _parameter(context: Context, study: Study, parameter: Parameter, seen: dict[
         return
     seen[leaf.path] = parameter.id
     _values_fit(context, parameter, leaf)
+
+
+def _conditions(context: Context, parameter: Parameter) -> None:
+    """Notes parameters that hang on values which their parent hasn't."""
+    right = {"integer": "parentIntValues", "discrete": "parentDiscreteValues"}
+    key = right.get(parameter.kind, "parentCategoricalValues")
+    under = parameter.value.get("conditionalParameterSpecs")
+    for item in under.items() if under and parameter.kind != "double" else ():
+        wanted = item.get(key, "values")
+        has: Container[object] = parameter.values
+        if parameter.low is not None and parameter.high is not None:
+            has = range(int(parameter.low), int(parameter.high) + 1)
+        if wanted is None:
+            why = f"{parameter.id} is {parameter.kind}, and its values for this parameter aren't told"
+            context.add("parameter-parent", item, why, f"write {key}: {{values: [...]}}")
+        elif strange := [value.data for value in wanted.items() if value.data not in has]:
+            context.add(
+                "parameter-parent",
+                wanted,
+                f"{parameter.id} is never {strange[0]}",
+                "write values that it takes",
+            )
 
 
 def _leaf(context: Context, parameter: Parameter) -> schema.Leaf | None:
@@ -196,6 +221,9 @@ def _range_is_right(context: Context, parameter: Parameter) -> bool:
             "discrete values must increase",
             f"write [{', '.join(f'{v:g}' for v in sorted(set(parameter.values)))}]",
         )
+        return False
+    elif len(set(parameter.values)) < len(parameter.values):
+        context.add("parameter-range", spec.nearest("values"), "a value is given twice", "keep each one once")
         return False
     lowest = low if low is not None else min(parameter.values, default=None)
     at = value.nearest("scaleType")
