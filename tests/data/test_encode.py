@@ -33,6 +33,7 @@ def ids(feature: dict[str, Any], train: Any, rows: Any) -> list[int]:
     blocks = encode(feature, train, rows)
     assert blocks.categorical.dtype == np.int32
     assert blocks.categorical.flags.c_contiguous
+    assert blocks.categorical.ctypes.data % 64 == 0
     return blocks.categorical[:, 0].tolist()
 
 
