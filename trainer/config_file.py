@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import yaml
 
 from trainer import storage
-from trainer.config import Config, Section
+from trainer.config import Config
+from trainer.config_features import Section
 from trainer.errors import UserError, nearest_file
 
 _NULLS = ("", "~", "null", "Null", "NULL")

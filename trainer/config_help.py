@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer import schema
-from trainer.config import Section
+from trainer.config_features import Section
 from trainer.flags import TRAIN, Option
 
 PAGE = Path(__file__).parent.parent / "docs" / "config.md"

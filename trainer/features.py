@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainer.config import Config, Feature, Task
+from trainer.config import Config, Task
+from trainer.config_features import Feature
 from trainer.errors import UserError
 
 if TYPE_CHECKING:

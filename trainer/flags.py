@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from trainer import schema
-from trainer.config import Config, Section
+from trainer.config import Config
+from trainer.config_features import Section
 from trainer.config_file import Node, merge, parse_yaml, read_file
 from trainer.errors import UserError
 

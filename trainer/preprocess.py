@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import (
+from trainer.config_features import (
     BagFeature,
     BooleanFeature,
     CrossFeature,

@@ -14,7 +14,8 @@ import annotated_types
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from trainer.config import Config, Feature, Section
+from trainer.config import Config
+from trainer.config_features import Feature, Section
 from trainer.config_file import Node, section_of
 from trainer.errors import nearest
 

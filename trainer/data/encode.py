@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.config import (
+from trainer.config_features import (
     BagFeature,
     BooleanFeature,
     CrossFeature,

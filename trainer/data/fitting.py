@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer import storage
-from trainer.config import BagFeature, CategoricalFeature, CrossFeature, Feature, NumericFeature
+from trainer.config_features import BagFeature, CategoricalFeature, CrossFeature, Feature, NumericFeature
 from trainer.data import labels
 from trainer.data.calendar import DAY
 from trainer.data.labels import number_summary

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.config import (
+from trainer.config import Config
+from trainer.config_features import (
     BagFeature,
     BooleanFeature,
     CategoricalFeature,
-    Config,
     CrossFeature,
     DatetimeFeature,
     Feature,

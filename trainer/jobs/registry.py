@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainer.config import Config, CrossFeature, NumericFeature, VectorFeature
+from trainer.config import Config
+from trainer.config_features import CrossFeature, NumericFeature, VectorFeature
 from trainer.errors import UserError
 from trainer.flags import Option
 from trainer.jobs.command import Command
