@@ -185,7 +185,7 @@ def publish(staged: Staged, folder: str) -> None:
         if _renames(target) and not storage.listing(target):
             if os.path.isdir(target):
                 os.rmdir(target)
-            os.rename(source, target)
+            storage.move(source, target, last="saved_model.pb")
         else:
             _copy(source, target)
 
@@ -201,8 +201,8 @@ def _scratch(folder: str) -> str:
 
 
 def _renames(folder: str) -> bool:
-    """Whether whole folders can be renamed there: not on gs://, nor on a bucket mounted under /gcs."""
-    return not storage.is_remote(folder) and not os.path.abspath(folder).startswith("/gcs/")
+    """Whether whole folders can be renamed there: not on gs://, nor in a mounted bucket."""
+    return not storage.is_remote(folder) and not storage.is_bucket_mount(folder)
 
 
 def _refuse_other(source: str, target: str) -> None:

@@ -3,7 +3,8 @@
 A job that was killed leaves its lock behind, and on the service its successor may have the same host name and
 even the same process id. So a lock counts only while its holder is alive: on the same machine the process
 table tells, otherwise the heartbeat does: a stranger watches the file for a while, and takes it over if it
-doesn't change (no two clocks are compared).
+doesn't change (no two clocks are compared). In a mounted bucket it watches for longer: there, what another
+machine has written may be seen a minute late, or can't be read at all for a while.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 WATCH_SECONDS = 35.0  # three missed heartbeats
+MOUNT_WATCH_SECONDS = 100.0  # in a mounted bucket, which keeps what it knows of a file for 60 s
+
+_UNREADABLE: dict[str, Any] = {}  # a lock file that is there, and can't be read just now
 
 
 class FolderLock:
@@ -34,12 +38,15 @@ class FolderLock:
     Args:
         folder: The output folder, local or gs://.
         heartbeat: Seconds between two signs of life.
-        watch: Seconds for which a lock of unknown state must not change before it is taken over.
+        watch: Seconds for which a lock of unknown state must not change before it is taken over; None: as
+            long as the kind of folder asks for.
     """
 
     def __init__(
-        self, folder: str, *, heartbeat: float = HEARTBEAT_SECONDS, watch: float = WATCH_SECONDS
+        self, folder: str, *, heartbeat: float = HEARTBEAT_SECONDS, watch: float | None = None
     ) -> None:
+        if watch is None:
+            watch = MOUNT_WATCH_SECONDS if storage.is_bucket_mount(folder) else WATCH_SECONDS
         self.path = f"{folder.rstrip('/')}/lock.json"
         self._folder = folder
         self._heartbeat = heartbeat
@@ -65,7 +72,8 @@ class FolderLock:
             UserError: A living job holds it; names its process, host and the way out.
         """
         holder = self._read()
-        if holder and self._is_held(holder):
+        if holder is not None and self._is_held(holder):
+            holder = self._read() or holder
             raise UserError(
                 f"the folder {self._folder} is in use by process {holder.get('pid')} on host "
                 f"{holder.get('host')}: wait for it, stop it, or give this run another output_dir"
@@ -92,8 +100,10 @@ class FolderLock:
     def _read(self) -> dict[str, Any] | None:
         try:
             value = storage.read_json(self.path)
-        except (ValueError, OSError):  # half-written by a job that died, or removed under our eyes
+        except ValueError:  # half-written by a job that died
             return None
+        except OSError:
+            return _UNREADABLE
         return value if isinstance(value, dict) else None
 
     def _is_held(self, holder: dict[str, Any]) -> bool:
@@ -106,7 +116,11 @@ class FolderLock:
             now = self._read()
             if now is None:
                 return False
-            if (now.get("id"), now.get("beat")) != (holder.get("id"), holder.get("beat")):
+            if now is _UNREADABLE:
+                continue
+            if holder is _UNREADABLE:
+                holder = now
+            elif (now.get("id"), now.get("beat")) != (holder.get("id"), holder.get("beat")):
                 return True
         return False
 

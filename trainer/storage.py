@@ -1,20 +1,31 @@
 """Small files of a run, on a local disk or on gs://. Adopters: leave.
 
 Local paths go through the operating system, so that nothing here needs TensorFlow; `gs://` paths go
-through `tf.io.gfile`, which is imported only then.
+through `tf.io.gfile`, which is imported only then. A bucket that is mounted as a folder is a local path,
+where files can be renamed and folders can't.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import time
 from typing import Any
+
+BUCKET_MOUNTS = ("/gcs/",)  # where the service mounts buckets
+_STALE_TRIES = 5  # openings of a file that is replaced on another machine (NFS)
 
 
 def is_remote(path: str) -> bool:
     """Returns whether `path` names an object store (`scheme://...`) and not a local file."""
     return "://" in path
+
+
+def is_bucket_mount(path: str) -> bool:
+    """Returns whether `path` lies in a bucket that is mounted as a folder."""
+    return not is_remote(path) and f"{os.path.abspath(path)}/".startswith(BUCKET_MOUNTS)
 
 
 def _gfile() -> Any:
@@ -48,8 +59,15 @@ def read_text(path: str) -> str:
     if is_remote(path):
         with _gfile().GFile(path, "r") as file:
             return str(file.read())
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+    for left in reversed(range(_STALE_TRIES)):
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+        except OSError as error:
+            if error.errno != errno.ESTALE or not left:
+                raise
+            time.sleep(0.1)
+    raise AssertionError  # the last try returns or raises
 
 
 def write_text(path: str, text: str) -> None:
@@ -69,7 +87,15 @@ def write_text(path: str, text: str) -> None:
 
 def read_json(path: str) -> Any:
     """Returns the value in a JSON file, or None when the file isn't there."""
-    return json.loads(read_text(path)) if exists(path) else None
+    gone: tuple[type[Exception], ...] = (FileNotFoundError,)
+    if is_remote(path):
+        import tensorflow as tf
+
+        gone = (tf.errors.NotFoundError,)
+    try:
+        return json.loads(read_text(path)) if exists(path) else None
+    except gone:  # removed under our eyes
+        return None
 
 
 def write_json(path: str, value: Any) -> None:
@@ -87,5 +113,34 @@ def move_aside(path: str) -> str | None:
     if is_remote(path):
         _gfile().rename(path, aside)
     else:
-        os.rename(path, aside)
+        move(path, aside)
     return aside
+
+
+def move(source: str, target: str, last: str = "") -> None:
+    """Renames a local file or folder; where no folder can be renamed, copies its files and deletes it.
+
+    Args:
+        source: What is moved.
+        target: A name that is free, or an empty folder.
+        last: File of the folder that comes last: whoever finds it there finds all.
+
+    Raises:
+        OSError: It can't be moved; the source is whole.
+    """
+    try:
+        os.rename(source, target)
+        return
+    except OSError:
+        if not os.path.isdir(source) or listing(target):
+            raise
+    names = [
+        os.path.relpath(os.path.join(base, name), source)
+        for base, _, files in os.walk(source)
+        for name in files
+    ]
+    for name in sorted(names, key=lambda name: (name == last, name)):
+        place = os.path.join(target, name)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        shutil.copyfile(os.path.join(source, name), place)
+    shutil.rmtree(source)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainer import storage
 from trainer.data.arrays import NAMES, RowFormat, Rows
 from trainer.errors import UserError
 
@@ -174,7 +175,7 @@ class DiskCache:
         Raises:
             UserError: the folder is not local: rows are mapped into memory.
         """
-        if "://" in folder:
+        if storage.is_remote(folder) or storage.is_bucket_mount(folder):
             raise UserError(
                 f"data.cache_dir: {folder!r} is not a local folder; expected one on a disk of this machine"
             )

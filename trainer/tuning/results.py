@@ -130,7 +130,7 @@ def copy_model(record: Record, best: Trial) -> str | None:
         shutil.copytree(source, scratch)
         if aside := storage.move_aside(place):
             log.info("moved the model of an earlier best to %s", aside)
-        os.rename(scratch, place)
+        storage.move(scratch, place, last="saved_model.pb")
     storage.write_json(origin, mark)
     return target
 
