@@ -44,9 +44,8 @@ def test_a_killed_job_holds_nothing(tmp_path: Path, holder: subprocess.Popen[str
     holder.kill()  # no chance to release
     holder.wait()
     assert (tmp_path / "lock.json").exists()
-    began = time.monotonic()
-    with FolderLock(str(tmp_path)):
-        assert time.monotonic() - began < 5  # no watching: the process table tells
+    with FolderLock(str(tmp_path), watch=1e6):  # no watching: the process table tells
+        pass
 
 
 def test_the_same_pid_of_an_earlier_life_holds_nothing(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_a_dead_stranger_is_watched_and_then_replaced(tmp_path: Path) -> None:
 def test_a_living_stranger_is_respected(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     content = json.loads((tmp_path / "lock.json").read_text())
     # As if seen from another machine: only the heartbeat can tell.
-    lock = FolderLock(str(tmp_path), watch=2)
+    lock = FolderLock(str(tmp_path), watch=60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: "another")
         with pytest.raises(UserError, match=f"in use by process {content['pid']}"):
@@ -91,5 +90,7 @@ def test_release_leaves_the_lock_of_another_alone(tmp_path: Path) -> None:
 
 def test_the_heart_beats(tmp_path: Path) -> None:
     with FolderLock(str(tmp_path), heartbeat=0.02):
-        time.sleep(0.3)
-        assert json.loads((tmp_path / "lock.json").read_text())["beat"] > 2
+        limit = time.monotonic() + 30
+        while json.loads((tmp_path / "lock.json").read_text())["beat"] < 3:
+            assert time.monotonic() < limit
+            time.sleep(0.02)

@@ -6,7 +6,9 @@ import builtins
 import errno
 import json
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mounts
@@ -145,8 +147,11 @@ def test_a_lock_of_another_machine(
         return None if now is None else {"pid": 1, "host": "elsewhere", "id": "x", "beat": now}
 
     monkeypatch.setattr(storage, "read_json", read)
-    monkeypatch.setattr("trainer.lock.time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    monkeypatch.setattr("trainer.lock.time.monotonic", lambda: clock[0])
+    later = lambda seconds: clock.__setitem__(0, clock[0] + seconds)  # noqa: E731
+    ticking = SimpleNamespace(
+        sleep=later, monotonic=lambda: clock[0], strftime=time.strftime, gmtime=time.gmtime
+    )
+    monkeypatch.setattr("trainer.lock.time", ticking)
     if held:
         with pytest.raises(UserError, match="in use by process 1 on host elsewhere"):
             lock.acquire()
