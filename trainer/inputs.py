@@ -15,7 +15,7 @@ from trainer.data.fitting import build
 from trainer.data.pipeline import Pipeline
 from trainer.data.source import Splits
 from trainer.errors import UserError
-from trainer.features import Features, fit
+from trainer.features import Features
 from trainer.peers import Peers
 
 log = logging.getLogger("trainer")
@@ -38,8 +38,8 @@ def learn(config: Config, splits: Splits, folder: outputs.RunFolder | None, peer
         assert folder is not None  # the chief's
         if known is not None:
             return known
-        made = fit(config, splits.train.batches()) if statistics is None else build(statistics.finish())
-        text = made.to_json()
+        found = shares.alone(config, splits.train) if statistics is None else statistics
+        text = build(found.finish()).to_json()
         folder.write_text("features.json", text)
         return text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,46 @@ def test_more_than_is_counted_exactly_is_within_the_stated_error() -> None:
     right = dict(zip(*np.unique(words.astype(str), return_counts=True), strict=True))
     for text, count in counts.most_common(size=100):
         assert right[text] - counts.error <= count <= right[text]
+
+
+# --- threads ----------------------------------------------------------------------------------------
+
+
+def test_no_bit_depends_on_the_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, size in enumerate((300, 70, 1, 120, 200, 90, 150)):
+        pq.write_table(rows(size, 1000 * number), tmp_path / f"{number}.parquet")
+    monkeypatch.setattr(shares, "_RUNS", 4)
+    made = {}
+    for threads in (1, 2, 5):
+        config = config_of(tmp_path, "*.parquet", reader_threads=threads)
+        source = open_splits(config).train
+        made[threads] = shares.dump(shares.alone(config, source))
+        assert (source.counts().units, source.counts().of) == (7, 7)
+    assert made[1] == made[2] == made[5]
+    same_features(
+        build(shares.load(config, made[1]).finish()), fit(config, open_splits(config).train.batches())
+    )
+
+
+def test_units_are_read_at_once_each_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The streams of a table, or large files of an object store, are slow one by one."""
+    for number in range(2):
+        pq.write_table(rows(400, 1000 * number), tmp_path / f"{number}.parquet")
+    config = config_of(tmp_path, "*.parquet", chunk_rows=1024)
+    source = open_splits(config).train
+    inner, done = source.read, threading.Event()
+
+    def read(unit: Any, columns: Any = None) -> Any:
+        if unit.index == 0:
+            assert done.wait(60)
+        for batch in inner(unit, columns):
+            for row in range(batch.num_rows):  # many more than are read ahead
+                yield batch.slice(row, 1)
+        if unit.index == 1:
+            done.set()
+
+    monkeypatch.setattr(source, "read", read)
+    assert shares.alone(config, source).rows == source.counts().rows > 500
 
 
 # --- a job ------------------------------------------------------------------------------------------

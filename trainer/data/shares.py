@@ -1,4 +1,4 @@
-"""Statistics that each worker takes of its own part of the train rows, merged by the chief. Adopters: leave.
+"""Statistics of the train rows: by threads side by side, by workers each of its part. Adopters: leave.
 
 The unit (a row group, a file, a stream) is what is shared out: how many rows each has is known only when it
 has been read. What a worker found goes to the chief as a JSON value: plain numbers as they are, arrays and
@@ -8,19 +8,56 @@ texts as Arrow's IPC format in base64, so that no bit of them changes on the way
 from __future__ import annotations
 
 import base64
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from trainer.config import Config
+from trainer.data import prefetch
 from trainer.data.sketches import Quantiles, ValueCounts
-from trainer.data.source import Source
+from trainer.data.source import Source, Unit
 from trainer.data.statistics import Statistics
 from trainer.errors import UserError
 from trainer.peers import Peers
 
 _VERSION = 1
+_RUNS = 64  # merging takes as long as some thousand rows, so tiny files are not merged one by one
+
+
+def take(config: Config, source: Source, units: Sequence[Unit]) -> Statistics:
+    """Returns the statistics of the rows of some units; data.reader_threads runs of them are read at once.
+
+    Runs are merged in their order, and how units make runs depends on their number alone: so the result
+    depends neither on the number of threads nor on which of them is faster.
+
+    Raises:
+        UserError: see `Statistics.update`, or a unit can't be read.
+    """
+    count = min(len(units), _RUNS)
+    if count <= 1:
+        return _taken(config, source.batches(units=units))
+    cuts = [number * len(units) // count for number in range(count + 1)]
+    runs = [units[first:stop] for first, stop in itertools.pairwise(cuts)]
+
+    def taking(run: Sequence[Unit]) -> Iterator[Statistics]:
+        yield _taken(config, itertools.chain.from_iterable(map(source.read, run)))
+
+    whole = Statistics(config)
+    starts = [functools.partial(taking, run) for run in runs]
+    for made in prefetch.ordered(starts, config.data.reader_threads, depth=1):
+        whole.merge(made)
+    return whole
+
+
+def _taken(config: Config, batches: Iterable[pa.RecordBatch]) -> Statistics:
+    made = Statistics(config)
+    for batch in batches:
+        made.update(batch)
+    return made
 
 
 def learn(config: Config, source: Source, peers: Peers) -> Statistics | None:
@@ -41,9 +78,7 @@ def learn(config: Config, source: Source, peers: Peers) -> Statistics | None:
     """
 
     def part() -> dict[str, Any]:
-        made = Statistics(config)
-        for batch in source.batches(units=source.units()[peers.rank :: peers.count]):
-            made.update(batch)
+        made = take(config, source, source.units()[peers.rank :: peers.count])
         return {"statistics": dump(made), "findings": source.findings()}
 
     parts = peers.gather("statistics", part)
@@ -53,13 +88,29 @@ def learn(config: Config, source: Source, peers: Peers) -> Statistics | None:
         for one in parts:
             whole.merge(load(config, one["statistics"]))
             source.adopt(one["findings"])
-        if not whole.rows:  # a pass over all rows finds the words for it
-            for _ in source.batches():
-                pass
+        _expect_rows(whole, source)
         return source.findings()
 
     source.adopt(peers.hand("findings", merged))
     return whole if parts else None
+
+
+def alone(config: Config, source: Source) -> Statistics:
+    """Returns the statistics of all rows of a source.
+
+    Raises:
+        UserError: see `take`; there are no rows.
+    """
+    made = take(config, source, source.units())
+    _expect_rows(made, source)
+    return made
+
+
+def _expect_rows(made: Statistics, source: Source) -> None:
+    """Raises UserError where there were no rows: a pass over all of them finds the words for it."""
+    if not made.rows:
+        for _ in source.batches():
+            pass
 
 
 def dump(statistics: Statistics) -> dict[str, Any]:

@@ -224,17 +224,19 @@ class ValueCounts:
         if self._pending and same_memory(self._pending[-1][0], texts):
             self._pending[-1] = (texts, self._pending[-1][1] + counts)
             return
+        self._add(texts, counts)
+
+    def merge(self, other: ValueCounts) -> None:
+        """Adds the rows that another instance has seen."""
+        self.error += other.error
+        for texts, counts in [(other._texts, other._counts), *other._pending]:
+            self._add(texts, counts)
+
+    def _add(self, texts: pa.Array, counts: np.ndarray) -> None:
         self._pending.append((texts, counts))
         self._pending_texts += len(texts)
         if self._pending_texts > max(262_144, 2 * len(self._texts)):
             self._compact()
-
-    def merge(self, other: ValueCounts) -> None:
-        """Adds the rows that another instance has seen."""
-        other._compact()
-        self.error += other.error
-        self._pending.append((other._texts, other._counts))
-        self._compact()
 
     def state(self) -> dict[str, Any]:
         """Returns all that it knows, as numbers and arrays, for `restore`."""
