@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import feature_tables as tables
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from meeting import meet, together
 
+from trainer import inputs
 from trainer.config import Config
 from trainer.data import shares
 from trainer.data.fitting import build
@@ -248,6 +250,24 @@ def test_each_worker_reads_its_share_and_the_chief_knows_all(tmp_path: Path) -> 
     assert sum(size for read in job.read for _, size in read) == counts.rows == features.rows
     job.splits[0].train.count()  # is known: nothing is read for it
     assert sum(size for read in job.read for _, size in read) == counts.rows
+
+
+def test_a_restart_learns_nothing_anew(tmp_path: Path) -> None:
+    csv(tmp_path, bad=0)
+    config = config_of(tmp_path, "*.csv")
+    kept: dict[str, str] = {}
+    told, reads = [], []
+    for state in ("new", "started"):
+        place = SimpleNamespace(state=state, read_text=kept.get, write_text=kept.__setitem__)
+        job = Job(config)
+        starts = [
+            functools.partial(inputs.learn, config, splits, None if rank else place, peers)
+            for rank, (splits, peers) in enumerate(zip(job.splits, job.peers, strict=True))
+        ]
+        told += [features.fingerprint for features in together(starts)]
+        reads.append([bool(read) for read in job.read])
+    assert len(set(told)) == 1
+    assert reads == [[True] * 3, [False] * 3]
 
 
 def test_fewer_files_than_workers(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from feature_tables import same
 from small_run import Small, clean_environment, small_config, small_table
 from worker_processes import free_addresses
 
@@ -131,6 +132,9 @@ def test_two_workers_read_one_session_even_of_a_single_stream(
     for split in ("train", "validation", "test"):
         assert here[split]["examples"] == there[split]["examples"]
         assert here[split]["auc"] == pytest.approx(there[split]["auc"], abs=0.05)
+    # With rows, the one stream is the chief's share of the first pass, and the worker has none.
+    learned = [json.loads((folder / "features.json").read_text()) for folder in (tmp_path / "run", finished)]
+    same(*learned)
     inside = [offset for _, offset in server.reads if offset]
     if sharding == "batches":
         assert not inside
