@@ -56,7 +56,7 @@ def test_all_formats_are_read_from_a_bucket(kind: str, server: gcs.GcsServer, tm
         assert read_all(here) == read_all(there)
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "tfrecord"])
 def test_large_files_are_read_in_parts(
     kind: str, server: gcs.GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,7 @@ are accepted where numbers are wanted; several values for a feature that takes o
 from __future__ import annotations
 
 import contextlib
-import itertools
-import logging
+import functools
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -19,12 +18,13 @@ import pyarrow as pa
 
 from trainer.data import cast, examples
 from trainer.data.files import DataFile
-from trainer.data.formats import BadRow, Bounds, Part, ReadOptions
+from trainer.data.formats import BadRow, Bounds, Part, ReadOptions, ranges, records
 from trainer.errors import UserError
 
 _ROWS, _BYTES = 32_768, 32 << 20  # examples parsed in one call, and how large they may be
+_BLOCK = 8 << 20  # bytes read at a time
 _STEP = 1024
-_SAMPLE = 200
+_SAMPLE, _SAMPLE_BYTES = 200, 256 << 10
 _UNUSUAL = 3  # batches that `examples.decode` may refuse before a file is left to TensorFlow alone
 _LISTS = (cast.TEXT_LIST, cast.NUMBER_LIST)
 _STORED = {"bytes_list": pa.binary(), "float_list": pa.float32(), "int64_list": pa.int64()}
@@ -45,10 +45,6 @@ def _tensorflow() -> Any:
     return tf
 
 
-def _not_deprecated(record: logging.LogRecord) -> bool:
-    return "deprecated" not in record.getMessage()
-
-
 class TfrecordReader:
     """One TFRecord file."""
 
@@ -62,31 +58,43 @@ class TfrecordReader:
         self._compression = _compression(file)
         self._kinds: dict[str, set[str]] = {}
         self._unusual = 0
+        self._parts = [ranges.whole(file)] if self._compression else ranges.parts(file)
+        self._starts = ranges.Starts(self._parts, functools.partial(records.find_start, file))
         count = 0
         try:
-            for record in itertools.islice(self._records(), _SAMPLE):
-                count += 1
-                with contextlib.suppress(ValueError):  # told when it is read
-                    for name, (kind, values) in _parse(record).items():
-                        self._kinds.setdefault(name, set()).update({kind} if values else ())
-        except tf.errors.OpError as error:
+            for some in self._lists(0, file.size, _SAMPLE_BYTES):
+                for record in () if isinstance(some, records.Damaged) else some[: _SAMPLE - count]:
+                    count += 1
+                    with contextlib.suppress(ValueError):  # told when it is read
+                        for name, (kind, values) in _parse(record).items():
+                            self._kinds.setdefault(name, set()).update({kind} if values else ())
+                if count >= _SAMPLE:
+                    break
+        except (records.DamageError, tf.errors.OpError) as error:
             if not count:
                 raise UserError(f"{file.path}: {_reason(error)} at its first record") from error
         if not self._kinds:
             raise UserError(f"{file.path}: holds no tf.Example with features")
 
-    def _records(self) -> Iterator[bytes]:
-        """Yields the records; this iterator takes half the time that a tf.data pipeline takes."""
-        tf = _tensorflow()
-        path = self._file.path if "://" in self._file.path else self._file.inner
-        kinds = tf.compat.v1.io.TFRecordCompressionType
-        kind = {"": kinds.NONE, "GZIP": kinds.GZIP, "ZLIB": kinds.ZLIB}[self._compression]
-        logger = tf.get_logger()
-        logger.addFilter(_not_deprecated)  # it says so of all of v1
+    def _lists(self, start: int, stop: int, step: int) -> Iterator[list[bytes] | records.Damaged]:
+        """Yields the records between two places, some at a time; see `records.read`."""
+        if not self._compression:
+            yield from records.read(self._file, start, stop, step)
+            return
+        one_by_one = records.in_tensorflow(self._file, self._compression)
+        some: list[bytes] = []
         try:
-            return iter(tf.compat.v1.io.tf_record_iterator(path, tf.compat.v1.io.TFRecordOptions(kind)))
-        finally:
-            logger.removeFilter(_not_deprecated)
+            for record in one_by_one:
+                some.append(record)
+                if len(some) == _STEP:
+                    yield some
+                    some = []
+        except _tensorflow().errors.OpError:  # those before the damage are good
+            if some:
+                yield some
+            raise
+        if some:
+            yield some
 
     def schema(self) -> dict[str, pa.DataType]:
         return {
@@ -95,53 +103,56 @@ class TfrecordReader:
         }
 
     def parts(self) -> list[Part]:
-        return [Part("", 0, None)]
+        return list(self._parts)
 
     def bounds(self, part: Part, column: str) -> Bounds | None:
         return None
 
     def locate(self, row: int) -> str:
-        return f"{self._file.path}, record {row + 1}"
+        index, number = ranges.split_number(row)
+        if index:
+            number += records.count(self._file, self._starts.at(index))
+        return f"{self._file.path}, record {number + 1}"
 
     def read(
         self, part: Part, columns: Sequence[str], bad: BadRow
     ) -> Iterator[tuple[pa.RecordBatch, Sequence[int] | int]]:
         kinds = {name: set(self._kinds.get(name, ())) for name in columns}
-        row = 0
-        for records in self._batches(bad):
-            found = self._fast(records, columns, kinds)
+        for row, some in self._batches(part, bad):
+            found = self._fast(some, columns, kinds)
             if found is None:
-                yield self._slow(records, columns, kinds, row, bad)
+                yield self._slow(some, columns, kinds, row, bad)
             else:
-                yield self._single(found, columns, len(records), row, bad)
-            row += len(records)
+                yield self._single(found, columns, len(some), row, bad)
 
-    def _batches(self, bad: BadRow) -> Iterator[list[bytes]]:
-        """Yields whole records, some thousands at a time."""
-        tf = _tensorflow()
-        records = self._records()
+    def _batches(self, part: Part, bad: BadRow) -> Iterator[tuple[int, list[bytes]]]:
+        """Yields whole records, some thousands at a time, each time with the row of the first one."""
         rows = min(_ROWS, self._options.chunk_rows)
-        done = 0
+        waiting: list[bytes] = []
+        size, done = 0, part.first_row
+        lists = self._lists(*self._starts.of(part.place), _BLOCK)
+        damage: Exception | None = None
         while True:
-            part: list[bytes] = []
-            size = 0
             try:
-                while len(part) < rows and size < _BYTES:
-                    before = len(part)
-                    part.extend(itertools.islice(records, min(_STEP, rows - before)))
-                    if len(part) == before:
-                        break
-                    size += sum(map(len, part[before:]))
-            except tf.errors.OpError as error:  # those before the damage are good
-                done += len(part)
-                if part:
-                    yield part
-                bad(done, f"{_reason(error)}; the records after it can't be found")
-                return
-            if not part:
-                return
-            done += len(part)
-            yield part
+                some = next(lists, None)
+            except (records.DamageError, _tensorflow().errors.OpError) as error:
+                some, damage = None, error
+            last = not isinstance(some, list)
+            if isinstance(some, list):
+                waiting += some
+                size += sum(map(len, some))
+            while len(waiting) >= rows or (waiting and (last or size >= _BYTES)):
+                yield done, waiting[:rows]
+                done += len(waiting[:rows])
+                del waiting[:rows]
+                size = sum(map(len, waiting))
+            if isinstance(some, records.Damaged):
+                bad(done, f"is damaged ({some})")
+                done += 1
+            elif some is None:
+                break
+        if damage is not None:
+            bad(done, f"{_reason(damage)}; the records after it can't be found")
 
     # --- parsing many records at once
 

@@ -47,12 +47,17 @@ def parts(file: DataFile) -> list[Part]:
     """Returns the parts of a file of records; one for the whole file where it is small or compressed."""
     count = file.size // PART_BYTES if large(file) and file.compression is None else 1
     if count < 2:
-        return [Part("", 0, None, Range(0, 0, file.size))]
+        return [whole(file)]
     cuts = [number * file.size // count for number in range(count + 1)]
     return [
         Part(f"part {i + 1} of {count}", i << _ROW_BITS, None, Range(i, cuts[i], cuts[i + 1]))
         for i in range(count)
     ]
+
+
+def whole(file: DataFile) -> Part:
+    """Returns a file as one part."""
+    return Part("", 0, None, Range(0, 0, file.size))
 
 
 def split_number(row: int) -> tuple[int, int]:
