@@ -19,7 +19,8 @@ from test_processes import write_job
 
 from trainer import __main__
 from trainer.errors import UserError
-from trainer.jobs import local
+from trainer.jobs import here, loading, local
+from trainer.jobs.here import Here
 from trainer.jobs.processes import Loss
 
 ROOT = Path(__file__).parents[2]
@@ -221,6 +222,20 @@ def test_exit_code_says_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert local.main([str(write_job(tmp_path, "--chief=exit:0")), work, "--fresh"]) == 0
     assert not (tmp_path / "work" / "output").exists()
     assert [path.name for path in tmp_path.glob("work.old-*/output")] == ["output"]
+
+
+def test_what_shipped_files_leave_to_fill_in_is_refused_before_it_is_waited_for(tmp_path: Path) -> None:
+    work = f"--output={tmp_path}/work"
+    for name in ("custom_job", "multi_worker", "hp_tuning", "prebuilt_spot", "pipeline"):
+        with pytest.raises(
+            UserError, match=r"source=gs://my-bucket/flights/\*.*--map gs://my-bucket/flights=FOLD"
+        ):
+            local.main([f"configs/jobs/{name}.yaml", work])
+    job = loading.load("configs/jobs/custom_job.yaml")
+    mapped = Here(str(tmp_path), maps=here.maps([f"gs://my-bucket={tmp_path}"]))
+    assert here.placeholders(job, mapped) == []
+    assert here.placeholders(job, Here(str(tmp_path), extra=("--data.source", "rows.parquet"))) == []
+    assert here.placeholders(job, Here(str(tmp_path), extra=("--name=x",))) != []
 
 
 def test_errors_that_check_knows_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from trainer.errors import UserError, nearest
 from trainer.flags import Option
 
+PLACEHOLDER = re.compile(r"\bmy-(?:project|bucket)\b")  # what the shipped files leave to be filled in
 Options = Mapping[str, Option]
 ASSIGN = {
     "set": Option(

@@ -17,6 +17,7 @@ from trainer import storage
 from trainer.errors import UserError
 from trainer.jobs import cluster, hardware, runconfig
 from trainer.jobs.cluster import Hosts, Identity, Replica
+from trainer.jobs.command import PLACEHOLDER
 from trainer.jobs.spec import Job, Pool
 
 SERVICE_VARIABLES = ("AIP_", "CLOUD_ML_", "TF_CONFIG", "CLUSTER_SPEC", "TPU_NODE_NAME", "TPU_CONFIG")
@@ -260,3 +261,22 @@ def unmapped(job: Job, here: Here) -> list[str]:
     """Returns the buckets in the arguments that no map replaces."""
     texts = [text for pool in job.active_pools for text in (*arguments(job, pool, here), *here.extra)]
     return sorted({f"gs://{bucket}" for text in texts for bucket in re.findall(r"gs://([\w.-]+)", text)})
+
+
+def placeholders(job: Job, here: Here) -> list[str]:
+    """Returns the flags that would read or write where the shipped files leave a name to be filled in.
+
+    Of a flag that is given again only the last counts, as in the trainer.
+    """
+    found: list[str] = []
+    for pool in job.active_pools:
+        last: dict[str, list[str]] = {}
+        name = ""
+        for text in (*arguments(job, pool, here), *here.extra):
+            if text.startswith("--"):
+                name = text.partition("=")[0].replace("-", "_")
+                last[name] = []
+            last.setdefault(name, []).append(text)
+        texts = [text for texts in last.values() for text in texts]
+        found += [text for text in texts if "://" in text and PLACEHOLDER.search(text)]
+    return found

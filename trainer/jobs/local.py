@@ -89,6 +89,12 @@ def main(argv: Sequence[str]) -> int:
     if given.switch("dry_run"):
         print(json.dumps(plan(job, here, trial, tuned), indent=1))
         return 0
+    if strangers := placing.placeholders(job, here):
+        place = strangers[0].rpartition("=")[2].rpartition("/")[0]
+        raise UserError(
+            f"{job.file}: {strangers[0]} is left to be filled in: give --map {place}=FOLDER for a folder of "
+            "this machine in its place (data/flights, which `make data` makes), or put in your own"
+        )
     if given.switch("fresh"):
         _set_aside(job, here)
     if job.study and job.kind == TUNING_JOB:

@@ -54,7 +54,6 @@ OPTIONS = {
 _ABOUT = "Checks a job file and sends it to the training service."
 _EXAMPLE = "configs/jobs/custom_job.yaml --project=PROJECT --region=us-central1 --wait"
 # What the shipped job files leave to be filled in.
-_PLACEHOLDER = re.compile(r"\bmy-(?:project|bucket)\b")
 _PROJECTS = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 _REGIONS = ("GOOGLE_CLOUD_REGION", "CLOUDSDK_AI_REGION", "CLOUD_ML_REGION")
 
@@ -247,4 +246,4 @@ def _placeholders(value: Any, path: str) -> list[tuple[str, str]]:
         return [found for key, item in value.items() for found in _placeholders(item, f"{path}.{key}")]
     if isinstance(value, list):
         return [found for i, item in enumerate(value) for found in _placeholders(item, f"{path}[{i}]")]
-    return [(path, value)] if isinstance(value, str) and _PLACEHOLDER.search(value) else []
+    return [(path, value)] if isinstance(value, str) and command.PLACEHOLDER.search(value) else []
