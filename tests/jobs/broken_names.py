@@ -22,6 +22,10 @@ NAMES: list[Case] = [
     # --- shape and counts ---
     case("wrong-type", "custom_job", "scheduling:", "- \nscheduling:"),
     case("wrong-type", "custom_job", "  replicaCount: 1\n", "  replicaCount: 1\n  replicaCount: 1\n"),
+    case("wrong-type", "custom_job", "# One machine", "# One \x07machine"),
+    case("wrong-type", "custom_job", "# One machine", "# One \x00machine"),
+    case("wrong-type", "custom_job", "replicaCount: 1", "replicaCount: 99999999999999999999"),
+    case("wrong-type", "spot", "acceleratorCount: 1", "acceleratorCount: .inf"),
     case("wrong-type", "custom_job", FLAG, f"{FLAG}\n    - "),
     case("wrong-type", "custom_job", FLAG, f"{FLAG}\n    - --epochs: 3"),
     case("wrong-type", "custom_job", "    args:", "    command: python -m trainer.task\n    args:"),

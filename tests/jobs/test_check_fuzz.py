@@ -19,6 +19,7 @@ SHIPPED = sorted((ROOT / "configs" / "jobs").glob("*.yaml"))
 ODD: list[Any] = [
     None, "", "x", "-1", -1, 0, 3, 2.5, 10**12, True, [], {}, [None], [[]], [{}], {"a": None}, {"": 1},
     "1e400", "gs://", "projects/x", "0s", "--", "--config", "é" * 50, [1, "a", {}],
+    10**30, "1" * 30, float("inf"), float("nan"), "\x00", "gs://B*/[x", "a b://c:d@e", "../..", "trainer.\n",
 ]  # fmt: skip
 
 

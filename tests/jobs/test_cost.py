@@ -114,6 +114,24 @@ def test_a_job_file_with_mistakes_says_error_once(tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"{path}:7: workerPoolSpecs[0].replicas: no such field")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "replicaCount: 1",
+            "replicaCount: -1",
+            r"workerPoolSpecs\[0\].replicaCount is -1, expected 0 or more",
+        ),
+        ("bootDiskSizeGb: 100", "bootDiskSizeGb: -5", r"diskSpec.bootDiskSizeGb is -5, expected 0 or more"),
+    ],
+)
+def test_no_machine_pays_back(old: str, new: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text((JOBS / "custom_job.yaml").read_text().replace(old, new))
+    with pytest.raises(UserError, match=says):
+        cost.main([str(path), "--hours=1"])
+
+
 def test_own_prices_are_laid_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ours.yaml"
     path.write_text(

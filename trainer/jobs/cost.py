@@ -107,14 +107,23 @@ def bill(job: Job, prices: Prices, estimate: Estimate | None = None) -> Bill:
         estimate: its hours, or None.
 
     Raises:
-        UserError: the table has no price for one of its machines.
+        UserError: the table has no price for one of its machines, or a number of them is below 0.
     """
+    for pool in job.active_pools:
+        counts = {
+            "replicaCount": pool.replicas,
+            "machineSpec.acceleratorCount": pool.accelerator_count,
+            "diskSpec.bootDiskSizeGb": pool.disk_gb,
+        }
+        for key, count in counts.items():
+            if count < 0:
+                raise UserError(f"{job.file}: {pool.value.path}.{key} is {count}, expected 0 or more")
     pools = tuple((pool, prices.pool(pool).times(pool.replicas)) for pool in job.active_pools)
     hour = Price(0.0, 0.0)
     for _, price in pools:
         hour += price
     study = job.study
-    trials = (study.max_trials or 1) if study else 1
+    trials = max(1, study.max_trials or 1) if study else 1
     parallel = min(trials, max(1, (study.parallel_trials or 1) if study else 1))
     return Bill(job, pools, hour, prices, estimate, trials, parallel)
 

@@ -20,6 +20,9 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _KINDS = ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
 _TAGS = {f"tag:yaml.org,2002:{name}": name for name in _KINDS}
 _MAX_DEPTH = 40
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]"
+)  # what YAML's reader refuses
 
 
 @dataclass(frozen=True)
@@ -136,11 +139,17 @@ def parse(text: str, file: str) -> Value:
     Raises:
         UserError: not valid YAML, a field given twice, or what gcloud doesn't understand.
     """
+    text = text.removeprefix("\ufeff")
+    if control := _CONTROL.search(text):
+        line = text.count("\n", 0, control.start()) + 1
+        raise UserError(f"{file}:{line}: not valid YAML: the control character {control[0]!r}")
     try:
-        root = yaml.compose(text.removeprefix("\ufeff"), Loader=_LOADER)
+        root = yaml.compose(text, Loader=_LOADER)
+    except RecursionError as error:
+        raise UserError(f"{file}:1: not valid YAML: nested too deep") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else file
+        where = f"{file}:{mark.line + 1 if mark else 1}"
         raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
     return Value(None, path="") if root is None else _Builder(file).build(root)
 

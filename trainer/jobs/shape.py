@@ -7,6 +7,7 @@ pen is one finding and not ten.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from trainer.jobs.document import Value, joined
 # (rule, the field, why it is wrong, what to write instead)
 Note = Callable[[str, Value, str, str], None]
 
+_MOST = 2**63  # whole numbers of the API are smaller
 _SURE = 0.75  # likeness of a word that is read as the one that was meant
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # The task of a training pipeline that tunes: not a type of the API, but a part of one.
@@ -198,12 +200,13 @@ def _string(value: Value, note: Note) -> Value:
 
 
 def _int(value: Value, note: Note) -> Value | None:
-    if value.kind == "int":
-        return value
-    if value.kind == "str" and re.fullmatch(r"-?\d+", value.data):  # int64 is a text in JSON
-        return replace(value, data=int(value.data))
+    text = value.kind == "str" and re.fullmatch(r"-?\d{1,19}", value.data)  # int64 is a text in JSON
+    if value.kind == "int" or text:
+        number = int(value.data)
+        if abs(number) < _MOST:
+            return replace(value, data=number)
     note("wrong-type", value, f"got {value.text!r}", "write a whole number")
-    whole = value.kind == "float" and value.data == int(value.data)
+    whole = value.kind == "float" and value.data.is_integer() and abs(value.data) < _MOST
     return replace(value, data=int(value.data)) if whole else None
 
 
@@ -214,7 +217,7 @@ def _double(value: Value, note: Note) -> Value | None:
         number = float(value.data) if value.kind == "str" else float("nan")  # 1e-5 is a text to YAML 1.1
     except ValueError:
         number = float("nan")
-    if number == number:
+    if math.isfinite(number):
         return replace(value, data=number)
     note("wrong-type", value, f"got {value.text!r}", "write a number")
     return None
