@@ -8,6 +8,7 @@ texts as Arrow's IPC format in base64, so that no bit of them changes on the way
 from __future__ import annotations
 
 import base64
+import copy
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from trainer.config import Config
 from trainer.data import prefetch
 from trainer.data.sketches import Quantiles, ValueCounts
 from trainer.data.source import Source, Unit
-from trainer.data.statistics import Statistics
+from trainer.data.statistics import Accumulator, Statistics
 from trainer.errors import UserError
 from trainer.peers import Peers
 
@@ -77,22 +78,27 @@ def learn(config: Config, source: Source, peers: Peers) -> Statistics | None:
         UserError: see `Statistics.update`; another worker found a mistake, or was lost.
     """
 
-    def part() -> dict[str, Any]:
-        made = take(config, source, source.units()[peers.rank :: peers.count])
-        return {"statistics": dump(made), "findings": source.findings()}
-
-    parts = peers.gather("statistics", part)
+    mine = take(config, source, source.units()[peers.rank :: peers.count])
     whole = Statistics(config)
+    heads = peers.gather("statistics", lambda: {**head(mine), "findings": source.findings()})
 
-    def merged() -> dict[str, Any]:
-        for one in parts:
-            whole.merge(load(config, one["statistics"]))
+    def found() -> dict[str, Any]:
+        for one in heads:
+            add_head(whole, one)
             source.adopt(one["findings"])
         _expect_rows(whole, source)
         return source.findings()
 
-    source.adopt(peers.hand("findings", merged))
-    return whole if parts else None
+    source.adopt(peers.hand("findings", found))
+    for kind in ("features", "labels"):
+        for name, made in getattr(whole, kind).items():
+            own = getattr(mine, kind).pop(name)
+            empty = copy.deepcopy(made)
+            for value in peers.gather(f"statistics of {name}", lambda own=own: dump(own)):  # type: ignore[misc]
+                made.merge(load(copy.deepcopy(empty), value))
+            # One column at a time: vocabularies may be large, and the chief gets one of each worker.
+            peers.hand("next", lambda: None)
+    return whole if heads else None
 
 
 def alone(config: Config, source: Source) -> Statistics:
@@ -113,19 +119,14 @@ def _expect_rows(made: Statistics, source: Source) -> None:
             pass
 
 
-def dump(statistics: Statistics) -> dict[str, Any]:
-    """Returns statistics as a JSON value that `load` reads."""
-    return {
-        "version": _VERSION,
-        "rows": statistics.rows,
-        "features": {name: _dump(made) for name, made in statistics.features.items()},
-        "labels": {name: _dump(made) for name, made in statistics.labels.items()},
-        "types": _text(pa.schema(list(statistics.types.items())).serialize()),
-    }
+def head(statistics: Statistics) -> dict[str, Any]:
+    """Returns all but the columns as a JSON value, for `add_head`."""
+    types = pa.schema(list(statistics.types.items()))
+    return {"version": _VERSION, "rows": statistics.rows, "types": _text(types.serialize())}
 
 
-def load(config: Config, value: dict[str, Any]) -> Statistics:
-    """Returns the statistics that `dump` made a JSON value of.
+def add_head(whole: Statistics, value: dict[str, Any]) -> None:
+    """Adds what `head` made a JSON value of.
 
     Raises:
         UserError: another version of this code made it.
@@ -135,14 +136,20 @@ def load(config: Config, value: dict[str, Any]) -> Statistics:
             f"a worker's statistics are of version {value['version']}, expected {_VERSION}: give all workers "
             "one image"
         )
-    made = Statistics(config)
-    made.rows = value["rows"]
-    for kind in ("features", "labels"):
-        for name, one in getattr(made, kind).items():
-            _fill(one, value[kind][name])
-    types = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["types"])))
-    made.types = {field.name: field.type for field in types}
-    return made
+    whole.rows += value["rows"]
+    for field in pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["types"]))):
+        whole.types.setdefault(field.name, field.type)
+
+
+def dump(column: Accumulator) -> dict[str, Any]:
+    """Returns the statistics of a column as a JSON value that `load` reads."""
+    return _dump(column)  # type: ignore[no-any-return]
+
+
+def load(empty: Accumulator, value: dict[str, Any]) -> Accumulator:
+    """Returns `empty`, statistics of the same class, with all that `dump` made a JSON value of."""
+    _fill(empty, value)
+    return empty
 
 
 def _dump(value: Any) -> Any:
