@@ -42,6 +42,7 @@ NAMES: list[Case] = [
     case("disk-size", "custom_job", "bootDiskSizeGb: 100", "bootDiskSizeGb: 64001"),
     case("arg-unknown", "custom_job", FLAG, f"{FLAG}\n    - --epochs 3"),
     # --- resources and accounts ---
+    case("label", "pipeline", "{app: flights}", "{" + ", ".join(f"a{i}: b" for i in range(65)) + "}"),
     case("resource-name", "custom_job", ACCOUNT, "serviceAccount: trainer"),
     case("resource-name", "custom_job", ACCOUNT, "serviceAccount: someone@gmail.com"),
     case("resource-name", "custom_job", ACCOUNT, f"serviceAccount: {ACCOUNT.replace(': ', ':')}"),
@@ -122,5 +123,6 @@ NAMES: list[Case] = [
     case("parameter-parent", "hp_tuning", PARENT, "parentCategoricalValues: {values: [sgd]}"),
     case("parameter-parent", "hp_tuning", PARENT, "parentIntValues: {values: [1]}"),
     case("trials-parallel", "hp_tuning", "parallelTrialCount: 5", "parallelTrialCount: 60"),
+    case("measurement-default", "hp_tuning", "  measurementSelectionType: BEST_MEASUREMENT\n", ""),
 ]
 CASES = [*STRUCTURE, *NAMES]

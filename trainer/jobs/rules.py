@@ -100,6 +100,10 @@ RULES: dict[str, tuple[str, str]] = {
     "trials-few": ("warning", "Fewer trials than ten for each parameter"),
     "trials-failed": ("warning", "No number of failed trials to bear"),
     "trials-failed-many": ("error", "More failed trials to bear than trials"),
+    "measurement-default": (
+        "warning",
+        "No measurementSelectionType, for which API and SDK have other defaults",
+    ),
     "tuning-tpu": ("error", "A study on TPUs"),
     # scheduling
     "retries-restart": ("error", "disableRetries that undoes restartJobOnWorkerRestart"),

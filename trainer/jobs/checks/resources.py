@@ -23,6 +23,7 @@ _SECRET_VALUE = re.compile(
 _KEY_FILE = re.compile(r"(key|credential|service[-_]?account)[\w.-]*\.(json|pem|p12)$", re.I)
 _SET_BY_SERVICE = re.compile(r"^(AIP_\w+|CLOUD_ML_\w+|CLUSTER_SPEC|TF_CONFIG|TPU_CONFIG|TPU_NODE_NAME)$")
 _MOST_ENV = 100
+_MOST_LABELS = 64
 
 
 def check(context: Context) -> None:
@@ -45,6 +46,8 @@ def _names(context: Context) -> None:
             "display-name", root.nearest("displayName"), f"{len(name)} characters", "write 128 at most"
         )
     labels = root.get("labels")
+    if labels is not None and len(labels.data) > _MOST_LABELS:
+        context.add("label", labels, f"{len(labels.data)} labels", f"keep to {_MOST_LABELS}")
     for key, item in (labels.data if labels is not None else {}).items():
         if not _LABEL.match(key) or not key or not _LABEL.match(str(item.data)):
             context.add(

@@ -29,6 +29,14 @@ def check(context: Context) -> None:
     _metrics(context, study)
     _parameters(context, study)
     _trials(context, study)
+    if study.metrics and study.measurement in ("", "MEASUREMENT_SELECTION_TYPE_UNSPECIFIED"):
+        context.add_in(
+            "measurement-default",
+            study.value,
+            ("measurementSelectionType",),
+            "unset, a trial counts by its last report; the same study from the SDK counts by its best",
+            "write BEST_MEASUREMENT or LAST_MEASUREMENT",
+        )
     if study.value.get("observationNoise") is not None:
         context.add_in(
             "study-unsupported",
