@@ -288,9 +288,10 @@ def build(
         return
     if ended.code is None:
         raise NotHereError(f"the build takes too long here: {ended.why}")
-    if "No space left on device" in ended.said or "Disk quota exceeded" in ended.said:
+    said = ended.said.lower()  # pip writes it with a capital, buildah without
+    if "no space left on device" in said or "disk quota exceeded" in said:
         raise NotHereError(f"the disk was full before the image was built: {ended.why}")
-    if ended.code < 0 or "exit status 137" in ended.said:
+    if ended.code < 0 or "exit status 137" in said:
         raise NotHereError(f"the build was killed, as is done where memory is short: {ended.why}")
     try_base(buildah, volumes)
     raise AssertionError(f"the Dockerfile can't be built: exit code {ended.code}\n{ended.said[-6000:]}")

@@ -224,6 +224,14 @@ def test_starts_fast_and_without_tensorflow(verb: str) -> None:
     assert float(seconds) < 1.0, f"{verb} took {seconds} s of CPU time"
 
 
+def test_another_package_of_a_like_name_is_none_of_ours(tmp_path: Path) -> None:
+    text = (JOBS / "prebuilt_custom_job.yaml").read_text()
+    path = tmp_path / "job.yaml"
+    path.write_text(text.replace("trainer-0.1.0", "forecast-2.0").replace("trainer.task", "train.main"))
+    found, _ = check.check(str(path), today=datetime.date(2025, 6, 1))
+    assert [finding.rule for finding in found] == []
+
+
 def test_docs_list_every_rule() -> None:
     page = (ROOT / "docs" / "jobs.md").read_text()
     for rule, (severity, about) in rules.RULES.items():

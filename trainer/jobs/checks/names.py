@@ -126,12 +126,19 @@ def _program(context: Context, pool: Pool) -> None:
         at, module, words = pool.at(pool.container, "command", place), words[place], words[place + 1 :]
     else:
         return
-    if problem := _module_problem(module, [*words, *pool.args]):
+    ours = "trainer" in "".join((pool.image.rpartition("/")[2], *pool.package_uris))
+    if problem := _module_problem(module, [*words, *pool.args], ours):
         context.add("module-unknown", at, problem, "write trainer.task")
 
 
-def _module_problem(module: str, words: list[str]) -> str | None:
-    """Returns why `python -m module` would not start this trainer's run, or None; words follow it."""
+def _module_problem(module: str, words: list[str], ours: bool) -> str | None:
+    """Returns why `python -m module` would not start a run, or None.
+
+    Args:
+        module: what the machine starts.
+        words: what follows it.
+        ours: whether image or package are this trainer's by name, so that no other package is meant.
+    """
     if not module:
         return None
     if not _MODULE.fullmatch(module):
@@ -139,7 +146,7 @@ def _module_problem(module: str, words: list[str]) -> str | None:
     package, *rest = module.split(".")
     if package != "trainer":
         like = difflib.SequenceMatcher(None, package, "trainer").ratio()
-        return f"the package is called trainer, not {package}" if like >= _LIKE else None
+        return f"the package is called trainer, not {package}" if ours and like >= _LIKE else None
     place = Path(trainer.__file__).parent.joinpath(*rest)
     if rest and not place.with_suffix(".py").exists() and not (place / "__main__.py").exists():
         return f"the trainer has no module {module}"
