@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -113,7 +114,8 @@ class Buildah:
         places = ["--root", str(self.store / "root"), "--runroot", str(self.store / "run")]
         under_way = self.store / "tmp"
         under_way.mkdir(parents=True, exist_ok=True)
-        policy = self.store / "policy.json"
+        storage, policy = self.store / "storage.conf", self.store / "policy.json"
+        storage.write_text(f'[storage]\ndriver = "{self.driver}"\n')
         policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')  # images of this store alone
         trusting = ["--signature-policy", str(policy)] if command in ("from", "bud", "commit") else []
         if command in ("from", "bud"):
@@ -125,7 +127,7 @@ class Buildah:
                 "TMPDIR": str(under_way),
                 "BUILDAH_ISOLATION": "chroot",  # no namespaces, no runtime: works in a container too
                 "CONTAINERS_CONF": os.devnull,
-                "CONTAINERS_STORAGE_CONF": os.devnull,
+                "CONTAINERS_STORAGE_CONF": str(storage),
             },
         )
 
@@ -288,10 +290,10 @@ def build(
         return
     if ended.code is None:
         raise NotHereError(f"the build takes too long here: {ended.why}")
-    said = ended.said.lower()  # pip writes it with a capital, buildah without
-    if "no space left on device" in said or "disk quota exceeded" in said:
-        raise NotHereError(f"the disk was full before the image was built: {ended.why}")
-    if ended.code < 0 or "exit status 137" in said:
+    full = re.search(r".*(no space left on device|disk quota exceeded)", ended.said, re.IGNORECASE)
+    if full is not None:
+        raise NotHereError(f"the disk was full before the image was built: {full[0][-300:].strip()}")
+    if ended.code < 0 or "exit status 137" in ended.said:
         raise NotHereError(f"the build was killed, as is done where memory is short: {ended.why}")
     try_base(buildah, volumes)
     raise AssertionError(f"the Dockerfile can't be built: exit code {ended.code}\n{ended.said[-6000:]}")
