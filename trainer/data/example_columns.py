@@ -124,7 +124,7 @@ def counted(parts: Sequence[np.ndarray | None], sizes: Sequence[int]) -> np.ndar
     return np.concatenate([np.ones(size, np.int64) if part is None else part for part, size in pairs])
 
 
-def _texts(values: Values, words: np.ndarray, data: bytes) -> Part:
+def texts(values: Values, words: np.ndarray, data: bytes) -> Part:
     longest = np.max(values.size)
     if longest < 8:
         return Words((words & KEEP[values.size]) | (np.asarray(values.size, U64) << U64(56)), False)
@@ -144,7 +144,7 @@ def _floats(values: Values, words: np.ndarray, data: bytes) -> pa.Array:
     return pa.array(words.astype(np.uint32).view(np.float32))
 
 
-def _integers(values: Values, words: np.ndarray, data: bytes) -> pa.Array:
+def integers(values: Values, words: np.ndarray, data: bytes) -> pa.Array:
     """Returns the numbers that fill the bytes of the values, seven bits a byte, the lowest first."""
     size = values.size
     require(bool(np.min(size) >= 1 and np.max(size) <= 10))
@@ -168,9 +168,9 @@ def _sevens(words: np.ndarray, size: np.ndarray, more: np.ndarray) -> np.ndarray
 
 
 _KINDS: dict[str, tuple[pa.DataType, Callable[[Values, np.ndarray, bytes], Part]]] = {
-    "bytes_list": (pa.binary(), _texts),
+    "bytes_list": (pa.binary(), texts),
     "float_list": (pa.float32(), _floats),
-    "int64_list": (pa.int64(), _integers),
+    "int64_list": (pa.int64(), integers),
 }
 
 

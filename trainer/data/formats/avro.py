@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 
+from trainer.data.example_columns import UnusualError
 from trainer.data.files import DataFile
-from trainer.data.formats import BadRow, Bounds, Part, ReadOptions
+from trainer.data.formats import BadRow, Bounds, Part, ReadOptions, avro_columns
 from trainer.errors import UserError
 
 _SIMPLE = {
@@ -36,6 +37,7 @@ _LOGICAL = {
     "uuid": pa.string(),
 }
 _ROWS = 8192  # rows that are held as Python objects at a time
+_TOGETHER = 16 << 20  # bytes of blocks that are decoded at a time
 
 
 class AvroReader:
@@ -56,6 +58,7 @@ class AvroReader:
             raise UserError(f"{file.path}: holds no records (its Avro schema is {str(self._schema)[:80]})")
         self._columns: dict[str, pa.DataType] = {}
         self._visit("", self._schema["fields"])
+        self._fields = avro_columns.fields_of(self._schema)
 
     def _visit(self, prefix: str, fields: list[dict[str, Any]]) -> None:
         for field in fields:
@@ -77,25 +80,75 @@ class AvroReader:
     def read(self, part: Part, columns: Sequence[str], bad: BadRow) -> Iterator[tuple[pa.RecordBatch, int]]:
         del bad
         row = 0
-        roots = {name.partition(".")[0] for name in columns} | set(columns)
-        paths = [name.split(".") for name in columns]
+        batches = self._by_record(columns) if self._fields is None else self._by_block(columns, self._fields)
         try:
-            with self._file.open() as stream:
-                # Choosing columns takes fastavro a slower way, which pays only where it drops most of them.
-                few = len(roots) * 4 <= len(self._schema["fields"])
-                chosen = _only(self._schema, roots) if few else None
-                records: Iterator[Any] = fastavro.reader(stream, reader_schema=chosen)
-                while rows := list(itertools.islice(records, min(_ROWS, self._options.chunk_rows))):
-                    arrays = [
-                        _column([_pick(record, path) for record in rows], self._columns[name])
-                        for name, path in zip(columns, paths, strict=True)
-                    ]
-                    yield pa.RecordBatch.from_arrays(arrays, names=list(columns)), row
-                    row += len(rows)
+            for batch in batches:
+                yield batch, row
+                row += batch.num_rows
         except Exception as error:  # fastavro raises whatever damaged data leads it into
             raise UserError(
                 f"{self._file.path}: can't be read after row {row} (damaged or cut short?): {_short(error)}"
             ) from error
+
+    def _by_record(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yields rows that fastavro reads."""
+        roots = {name.partition(".")[0] for name in columns} | set(columns)
+        with self._file.open() as stream:
+            # Choosing columns takes fastavro a slower way, which pays only where it drops most of them.
+            few = len(roots) * 4 <= len(self._schema["fields"])
+            chosen = _only(self._schema, roots) if few else None
+            yield from self._objects(fastavro.reader(stream, reader_schema=chosen), columns)
+
+    def _objects(self, records: Iterable[Any], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Makes columns of a Python object a record."""
+        paths = [name.split(".") for name in columns]
+        records = iter(records)
+        while rows := list(itertools.islice(records, min(_ROWS, self._options.chunk_rows))):
+            arrays = [
+                _column([_pick(record, path) for record in rows], self._columns[name])
+                for name, path in zip(columns, paths, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+    def _by_block(
+        self, columns: Sequence[str], fields: Sequence[avro_columns.Field]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of some megabytes of blocks at a time."""
+        blocks: list[Any] = []
+        block: Any = None
+        size = 0
+        failed: Exception | None = None
+        with self._file.open() as stream:
+            stored = iter(fastavro.block_reader(stream))
+            while True:
+                try:
+                    block = next(stored, None)
+                except Exception as error:  # the rows before it are good
+                    block, failed = None, error
+                if block is not None:
+                    blocks.append(block)
+                    size += len(block.bytes_.getbuffer())
+                if blocks and (block is None or size >= _TOGETHER):
+                    yield from self._of_blocks(blocks, columns, fields)
+                    blocks, size = [], 0
+                if block is None:
+                    break
+        if failed is not None:
+            raise failed
+
+    def _of_blocks(
+        self, blocks: list[Any], columns: Sequence[str], fields: Sequence[avro_columns.Field]
+    ) -> Iterator[pa.RecordBatch]:
+        try:
+            found = avro_columns.decode(
+                [avro_columns.Block(block.bytes_.getvalue(), block.num_records) for block in blocks],
+                fields,
+                set(columns),
+            )
+        except UnusualError:
+            yield from self._objects(itertools.chain.from_iterable(blocks), columns)
+            return
+        yield pa.RecordBatch.from_arrays([found[name] for name in columns], names=list(columns))
 
     def locate(self, row: int) -> str:
         return f"{self._file.path}, row {row + 1}"
