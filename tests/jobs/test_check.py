@@ -232,6 +232,14 @@ def test_another_package_of_a_like_name_is_none_of_ours(tmp_path: Path) -> None:
     assert [finding.rule for finding in found] == []
 
 
+def test_it_says_when_arguments_are_another_programs(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    text = (JOBS / "custom_job.yaml").read_text()
+    path.write_text(text.replace("    args:", "    command: [python, train.py]\n    args:"))
+    _, facts = check.check(str(path))
+    assert "pool 0 runs 'python train.py' and not this trainer: its arguments are not looked at" in facts
+
+
 def test_docs_list_every_rule() -> None:
     page = (ROOT / "docs" / "jobs.md").read_text()
     for rule, (severity, about) in rules.RULES.items():

@@ -161,12 +161,22 @@ def _facts(context: Context) -> list[str]:
             f"; global batch {batch:,} = {replicas} x {batch // replicas:,}" if batch % replicas == 0 else ""
         )
         facts.append(f"{context.run.file} on {replicas} replica{'s' if replicas > 1 else ''}{split}")
+    elif program := _stranger(job):
+        facts.append(f"pool 0 runs {program!r} and not this trainer: its arguments are not looked at")
     study = job.study
     if study and study.max_trials and study.parallel_trials:
         facts.append(studies.blind(study.max_trials, study.parallel_trials))
     if wanted := resources.quotas(context):
         facts.append(f"quota in {context.region}: {', '.join(wanted)}")
     return facts
+
+
+def _stranger(job: Job) -> str:
+    """Returns the program of pool 0 when it is not this trainer, else ""."""
+    chief = job.pools[0] if job.pools else None
+    if chief is None or chief.runs_trainer or chief.tunes:
+        return ""
+    return chief.python_module or " ".join(chief.command)
 
 
 def read_policy(file: str | None) -> Policy:
