@@ -113,6 +113,16 @@ def test_a_batch_that_divides_passes() -> None:
     strategy.check_batch(96, 4, 3)
 
 
+def test_a_batch_larger_than_the_split_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    settings = config(training__batch_size=128)
+    strategy.arithmetic(settings, create(), 128, 1)
+    assert not caplog.records
+    strategy.arithmetic(settings, create(), 120, 1)
+    assert (
+        "training.batch_size: 128 is more than the 120 rows of the train split: each" in caplog.text
+    )
+
+
 def test_the_arithmetic_is_one_sentence() -> None:
     two = create(strategy__cpu_replicas=2)
     settings = config(training__batch_size=1024, training__epochs=3, training__accumulate=4)

@@ -156,6 +156,14 @@ def arithmetic(config: Config, strategy: tf.distribute.Strategy, rows: int, step
     read = "its share of the rows" if config.data.sharding == "rows" else "all rows"
     shared = f" Each worker reads {read} (data.sharding={config.data.sharding})." if workers > 1 else ""
     limit = f" (training.max_steps {training.max_steps:,})" if training.max_steps else ""
+    if rows < training.batch_size:
+        log.warning(
+            "training.batch_size: %s is more than the %s rows of the train split: each step has %s padded "
+            "ones that count nothing; make it smaller",
+            f"{training.batch_size:,}",
+            f"{rows:,}",
+            f"{training.batch_size - rows:,}",
+        )
     return (
         f"Global batch {training.batch_size:,} = {_many(workers, 'worker')} x "
         f"{_many(replicas // workers, 'replica')} x {training.batch_size // replicas:,} rows{parts}; "

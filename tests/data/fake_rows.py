@@ -43,6 +43,9 @@ class FakeSource:
         self.read_units: list[int] = []
         self.fail_in: int | None = None
 
+    def no_rows(self) -> UserError:
+        return UserError(f"the {self.name} split has no rows")
+
     def units(self) -> list[FakeUnit]:
         return list(self._units)
 

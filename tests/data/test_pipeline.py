@@ -261,6 +261,22 @@ def test_memory_is_filled_from_several_units_at_once(tmp_path: Path) -> None:
         make(tmp_path, "memory", _WaitingSource(fails=True)).prepare()
 
 
+@pytest.mark.parametrize("cache", CACHES)
+def test_an_error_of_the_encoder_says_where(tmp_path: Path, cache: str) -> None:
+    """Units of less than chunk_rows are encoded together, once their rows are known."""
+
+    def refuse(batch: Any) -> Any:
+        if 33 in batch.column("id").to_pylist():
+            raise UserError("33 is no number")
+        return encode(batch)
+
+    where = r"\(train split: unit 3 and 1 more\)" if cache == "none" else r"\(train split: unit 3\)"
+    settings: dict[str, Any] = {"batch_size": 8, "cache": cache, "cache_dir": str(tmp_path), "chunk_rows": 16}
+    pipeline = Pipeline(FakeSource(), refuse, columns=["id"], **settings)
+    with pytest.raises(UserError, match=f"33 is no number {where}"):
+        list(pipeline.training_numpy(0, 16))
+
+
 def test_uncounted_units_are_counted_once(tmp_path: Path) -> None:
     pipeline = make(tmp_path, "none", FakeSource(counted=False))
     assert pipeline.rows == 132

@@ -181,6 +181,7 @@ def test_empty_split_says_what_the_column_holds(tmp_path: Path) -> None:
     ):
         list(validation.batches())
     assert validation.count() == 0
+    assert "no row is in the validation split: column 'day' goes from 2024-01-01" in str(validation.no_rows())
 
 
 def test_limit_rows_cuts_each_split(tmp_path: Path) -> None:

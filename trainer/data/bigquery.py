@@ -329,7 +329,7 @@ class BigQuerySource(FileSource):
         super().adopt(findings)
         self._save_once()
 
-    def _empty(self) -> UserError:
+    def no_rows(self) -> UserError:
         where = ", ".join(map(str, self._files.tables))
         filters = [session.request.restriction for session in self._files.sessions]
         if given := [text for text in filters if text]:

@@ -194,7 +194,7 @@ class Pipeline:
             found = found or len(kept)
         name = getattr(self._source, "name", "data")
         if found == 0:
-            raise UserError(f"the {name} split has no rows")
+            raise self._source.no_rows()
         if self._rows is not None and self._rows != found:
             raise UserError(
                 f"the {name} split has {found} rows, but {self._rows} were counted before: the data changed"

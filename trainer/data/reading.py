@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from trainer.data import order
 from trainer.data.arrays import BlocksLike, RowFormat, Rows
+from trainer.data.split import NAMES as SPLITS
 from trainer.errors import UserError
 
 T = TypeVar("T")
@@ -219,18 +220,28 @@ class Reader:
         if small:
             yield _together(small)
 
-    def encode(self, batch: pa.RecordBatch | pa.Table) -> Rows:
-        """Encodes an Arrow batch."""
-        return Rows.of(self._encoder(batch), self._layout)
+    def encode(self, batch: pa.RecordBatch | pa.Table, members: Sequence[int]) -> Rows:
+        """Encodes an Arrow batch of some units.
+
+        Raises:
+            UserError: values that can't be encoded; it says where they are.
+        """
+        try:
+            return Rows.of(self._encoder(batch), self._layout)
+        except UserError as error:
+            others = f" and {len(members) - 1} more" if len(members) > 1 else ""
+            split = f"{self.source.name} split: " if self.source.name in SPLITS else ""
+            raise UserError(f"{error} ({split}{self._named(members[0])}{others})") from error
+
+    def _named(self, unit: int) -> str:
+        return getattr(self._units[unit], "name", "") or getattr(self.source, "name", "data")
 
     def changed(self, group: int, found: str) -> UserError:
         """Returns the error of a group whose number of rows is not what was counted."""
-        name = getattr(self._units[self._groups[group][0]], "name", None) or getattr(
-            self.source, "name", "data"
-        )
         counted = self.counts[group] if self.counts else 0
         return UserError(
-            f"{name}: {found} the {counted} rows counted before; the data changed during the run"
+            f"{self._named(self._groups[group][0])}: {found} the {counted} rows counted before; "
+            "the data changed during the run"
         )
 
 
@@ -305,7 +316,8 @@ class _Stream:
     def _read(self) -> None:
         try:
             for batch in self._reader.read_group(self._members, self._unread):
-                if not self._put(functools.partial(self._encoders.submit, self._reader.encode, batch)):
+                encode = functools.partial(self._reader.encode, batch, self._members)
+                if not self._put(functools.partial(self._encoders.submit, encode)):
                     return
             self._put(functools.partial(_same, _END))
         except BaseException as error:  # any error belongs to the thread that consumes the rows

@@ -177,7 +177,7 @@ class FileSource:
             empty = False
             yield batch
         if empty and units is None:
-            raise self._empty()
+            raise self.no_rows()
 
     def count(self) -> int:
         units = self.units()
@@ -225,7 +225,7 @@ class FileSource:
         for path, row in findings["bad"]:
             self._skip(path, row, lambda path=path, row=row: f"{path}, row {row:,}, read by another worker")  # type: ignore[misc]
 
-    def _empty(self) -> UserError:
+    def no_rows(self) -> UserError:
         paths = self._files.files
         where = paths[0].path if len(paths) == 1 else f"{paths[0].path} and {len(paths) - 1} other file(s)"
         dropped = self.counts().missing_label

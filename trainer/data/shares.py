@@ -86,7 +86,8 @@ def learn(config: Config, source: Source, peers: Peers) -> Statistics | None:
         for one in heads:
             add_head(whole, one)
             source.adopt(one["findings"])
-        _expect_rows(whole, source)
+        if not whole.rows:
+            raise source.no_rows()
         return source.findings()
 
     source.adopt(peers.hand("findings", found))
@@ -108,15 +109,9 @@ def alone(config: Config, source: Source) -> Statistics:
         UserError: see `take`; there are no rows.
     """
     made = take(config, source, source.units())
-    _expect_rows(made, source)
-    return made
-
-
-def _expect_rows(made: Statistics, source: Source) -> None:
-    """Raises UserError where there were no rows: a pass over all of them finds the words for it."""
     if not made.rows:
-        for _ in source.batches():
-            pass
+        raise source.no_rows()
+    return made
 
 
 def head(statistics: Statistics) -> dict[str, Any]:

@@ -111,6 +111,10 @@ class Source(Protocol):
         """Takes over the `findings` of another process, which has read other units of the same rows."""
         ...
 
+    def no_rows(self) -> UserError:
+        """Returns the error of a pass that gave no row, with what was seen instead."""
+        ...
+
     def fingerprint(self) -> str:
         """Returns a hash that differs where the store holds other rows, as far as shows without reading."""
         ...
