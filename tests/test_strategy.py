@@ -118,9 +118,7 @@ def test_a_batch_larger_than_the_split_is_told(caplog: pytest.LogCaptureFixture)
     strategy.arithmetic(settings, create(), 128, 1)
     assert not caplog.records
     strategy.arithmetic(settings, create(), 120, 1)
-    assert (
-        "training.batch_size: 128 is more than the 120 rows of the train split: each" in caplog.text
-    )
+    assert "training.batch_size: 128 is more than the 120 rows of the train split: each" in caplog.text
 
 
 def test_the_arithmetic_is_one_sentence() -> None:
