@@ -145,7 +145,7 @@ push:  ## send the image to its registry: make push IMAGE=us-docker.pkg.dev/PROJ
 sbom: venv-dev  ## software bills of materials of the images, CycloneDX: dist/sbom-*.json
 	@mkdir -p dist
 	@for lock in default gpu tpu; do \
-	  $(VENV)/bin/cyclonedx-py requirements requirements/$$lock.txt --output-reproducible --of JSON -o dist/sbom-$$lock.json; \
+	  $(PY) -m cyclonedx_py requirements requirements/$$lock.txt --output-reproducible --of JSON -o dist/sbom-$$lock.json; \
 	  echo "dist/sbom-$$lock.json"; \
 	done
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -186,12 +187,13 @@ def test_submit_is_an_extra_and_no_part_of_a_job(unpacked: Path) -> None:
 
 @pytest.mark.parametrize("lock", ["gpu"])  # a lock of one platform: the list is the image's own
 def test_bill_of_materials(lock: str, tmp_path: Path) -> None:
-    tool = shutil.which("cyclonedx-py", path=os.path.dirname(sys.executable))
-    if tool is None:
+    if importlib.util.find_spec("cyclonedx_py") is None:
         pytest.skip("cyclonedx-bom is in requirements/dev.txt only")
     made = tmp_path / "sbom.json"
     command = [
-        tool,
+        sys.executable,
+        "-m",
+        "cyclonedx_py",
         "requirements",
         f"requirements/{lock}.txt",
         "--output-reproducible",
