@@ -56,7 +56,7 @@ def test_all_formats_are_read_from_a_bucket(kind: str, server: gcs.GcsServer, tm
         assert read_all(here) == read_all(there)
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "tfrecord"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "tfrecord", "avro"])
 def test_large_files_are_read_in_parts(
     kind: str, server: gcs.GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +64,7 @@ def test_large_files_are_read_in_parts(
     server.put("bucket", f"parts/rows.{kind}", path.read_bytes())
     want = read_all(open_rows(str(path), make_config(path), labelled=True))
     monkeypatch.setattr(files, "_WHOLE_BYTES", 0)
-    monkeypatch.setattr(ranges, "PART_BYTES", 8000)
+    monkeypatch.setattr(ranges, "PART_BYTES", 4000)
     source = open_rows(f"gs://bucket/parts/rows.{kind}", make_config("x"), labelled=True)
     assert len(source.units()) > 3
     assert read_all(source) == want

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from trainer.data.example_columns import UnusualError
 from trainer.data.files import DataFile
-from trainer.data.formats import BadRow, Bounds, Part, ReadOptions, avro_columns
+from trainer.data.formats import BadRow, Bounds, Part, ReadOptions, avro_columns, ranges
 from trainer.errors import UserError
 
 _SIMPLE = {
@@ -37,6 +38,8 @@ _LOGICAL = {
     "uuid": pa.string(),
 }
 _ROWS = 8192  # rows that are held as Python objects at a time
+_MARKER = 16
+_STEP = 1 << 20
 _TOGETHER = 16 << 20  # bytes of blocks that are decoded at a time
 
 
@@ -52,6 +55,8 @@ class AvroReader:
         try:
             with file.open() as stream:
                 self._schema: Any = fastavro.reader(stream).writer_schema
+                size = stream.tell()
+            self._header = file.head(size)  # it ends with the marker that stands behind each block, too
         except Exception as error:  # fastavro raises whatever a damaged header leads it into
             raise UserError(f"{file.path}: can't be read as Avro: {_short(error)}") from error
         if not isinstance(self._schema, dict) or self._schema.get("type") != "record":
@@ -59,6 +64,8 @@ class AvroReader:
         self._columns: dict[str, pa.DataType] = {}
         self._visit("", self._schema["fields"])
         self._fields = avro_columns.fields_of(self._schema)
+        self._parts = ranges.parts(file)
+        self._starts = ranges.Starts(self._parts, self._find_start)
 
     def _visit(self, prefix: str, fields: list[dict[str, Any]]) -> None:
         for field in fields:
@@ -72,32 +79,75 @@ class AvroReader:
         return dict(self._columns)
 
     def parts(self) -> list[Part]:
-        return [Part("", 0, None)]
+        return list(self._parts)
 
     def bounds(self, part: Part, column: str) -> Bounds | None:
         return None
 
     def read(self, part: Part, columns: Sequence[str], bad: BadRow) -> Iterator[tuple[pa.RecordBatch, int]]:
         del bad
-        row = 0
-        batches = self._by_record(columns) if self._fields is None else self._by_block(columns, self._fields)
+        start, stop = self._starts.of(part.place)
+        if start == stop:
+            return
+        row = part.first_row
         try:
-            for batch in batches:
-                yield batch, row
-                row += batch.num_rows
+            with self._open(start, stop) as stream:
+                if self._fields is None:
+                    batches = self._by_record(stream, columns)
+                else:
+                    batches = self._by_block(stream, columns, self._fields)
+                for batch in batches:
+                    yield batch, row
+                    row += batch.num_rows
+        except UserError:
+            raise
         except Exception as error:  # fastavro raises whatever damaged data leads it into
+            number = self._row_of_file(row)
+            after = "in its last part" if number is None else f"after row {number}"
             raise UserError(
-                f"{self._file.path}: can't be read after row {row} (damaged or cut short?): {_short(error)}"
+                f"{self._file.path}: can't be read {after} (damaged or cut short?): {_short(error)}"
             ) from error
 
-    def _by_record(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _open(self, start: int, stop: int) -> Any:
+        """Opens the blocks between two places where blocks begin, behind the file's header."""
+        if len(self._parts) == 1:
+            return self._file.open()
+        return _Behind(self._header if start else b"", ranges.ByteRange(self._file, start, stop))
+
+    def _find_start(self, begin: int, place: int) -> int:
+        """Returns where the first block begins that doesn't begin before `place`."""
+        del begin  # no block holds the marker but by a chance of 2^-128
+        marker = self._header[-_MARKER:]
+        at = max(place, len(self._header)) - _MARKER
+        data = b""
+        with ranges.ByteRange(self._file, at, self._file.size) as stream:
+            while more := stream.read(_STEP):
+                data += more
+                found = data.find(marker)
+                if found >= 0:
+                    return at + found + _MARKER
+                at += max(0, len(data) - _MARKER)
+                data = data[-_MARKER:]
+        return self._file.size
+
+    def _row_of_file(self, row: int) -> int | None:
+        """Returns the number of a row in the whole file, from 0; None where those before it aren't known."""
+        index, number = ranges.split_number(row)
+        if start := self._starts.at(index):
+            try:
+                with self._open(0, start) as stream:
+                    number += sum(block.num_records for block in fastavro.block_reader(stream))
+            except Exception:  # whatever damaged data leads fastavro into
+                return None
+        return number
+
+    def _by_record(self, stream: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yields rows that fastavro reads."""
         roots = {name.partition(".")[0] for name in columns} | set(columns)
-        with self._file.open() as stream:
-            # Choosing columns takes fastavro a slower way, which pays only where it drops most of them.
-            few = len(roots) * 4 <= len(self._schema["fields"])
-            chosen = _only(self._schema, roots) if few else None
-            yield from self._objects(fastavro.reader(stream, reader_schema=chosen), columns)
+        # Choosing columns takes fastavro a slower way, which pays only where it drops most of them.
+        few = len(roots) * 4 <= len(self._schema["fields"])
+        chosen = _only(self._schema, roots) if few else None
+        yield from self._objects(fastavro.reader(stream, reader_schema=chosen), columns)
 
     def _objects(self, records: Iterable[Any], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Makes columns of a Python object a record."""
@@ -111,28 +161,27 @@ class AvroReader:
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
     def _by_block(
-        self, columns: Sequence[str], fields: Sequence[avro_columns.Field]
+        self, stream: Any, columns: Sequence[str], fields: Sequence[avro_columns.Field]
     ) -> Iterator[pa.RecordBatch]:
         """Yields the rows of some megabytes of blocks at a time."""
         blocks: list[Any] = []
         block: Any = None
         size = 0
         failed: Exception | None = None
-        with self._file.open() as stream:
-            stored = iter(fastavro.block_reader(stream))
-            while True:
-                try:
-                    block = next(stored, None)
-                except Exception as error:  # the rows before it are good
-                    block, failed = None, error
-                if block is not None:
-                    blocks.append(block)
-                    size += len(block.bytes_.getbuffer())
-                if blocks and (block is None or size >= _TOGETHER):
-                    yield from self._of_blocks(blocks, columns, fields)
-                    blocks, size = [], 0
-                if block is None:
-                    break
+        stored = iter(fastavro.block_reader(stream))
+        while True:
+            try:
+                block = next(stored, None)
+            except Exception as error:  # the rows before it are good
+                block, failed = None, error
+            if block is not None:
+                blocks.append(block)
+                size += len(block.bytes_.getbuffer())
+            if blocks and (block is None or size >= _TOGETHER):
+                yield from self._of_blocks(blocks, columns, fields)
+                blocks, size = [], 0
+            if block is None:
+                break
         if failed is not None:
             raise failed
 
@@ -151,7 +200,33 @@ class AvroReader:
         yield pa.RecordBatch.from_arrays([found[name] for name in columns], names=list(columns))
 
     def locate(self, row: int) -> str:
-        return f"{self._file.path}, row {row + 1}"
+        number = self._row_of_file(row)
+        return self._file.path if number is None else f"{self._file.path}, row {number + 1}"
+
+
+class _Behind:
+    """Some bytes, and those of a stream behind them; a file-like object."""
+
+    def __init__(self, first: bytes, rest: ranges.ByteRange) -> None:
+        self._first = io.BytesIO(first)
+        self._rest = io.BufferedReader(rest, _STEP)
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._first.read(size)
+        if len(data) < size:
+            data += self._rest.read(size - len(data))
+        self._at += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._at
+
+    def __enter__(self) -> _Behind:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._rest.close()
 
 
 def _branch(kind: Any) -> Any:

@@ -15,6 +15,7 @@ import io
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainer.data.files import DataFile
 from trainer.data.formats import Part
@@ -112,6 +113,11 @@ class ByteRange(io.RawIOBase):
         data = self._stream.read(self._left if size is None or size < 0 else min(size, self._left))
         self._left -= len(data)
         return bytes(data)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         if not self.closed:
