@@ -224,7 +224,7 @@ def pip_volumes(folder: Path) -> list[str]:
     return [word for source, target in pairs for word in ("--volume", f"{source}:{target}:ro")]
 
 
-def make_base(buildah: Buildah, folder: Path, seconds: float = 600) -> None:
+def make_base(buildah: Buildah, folder: Path, seconds: float = 400) -> None:
     """Makes the image that stands in the place of python:3.12-slim: Debian with its own Python.
 
     Raises:
