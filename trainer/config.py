@@ -102,7 +102,7 @@ class DataConfig(Section):
         262_144, ge=1, description="Rows that are mixed at a time when the cache is not in memory."
     )
     chunk_rows: int = Field(65_536, ge=1, description="Rows that are read and encoded at a time.")
-    reader_threads: int = Field(2, ge=1, le=256, description="Files or streams read at once.")
+    reader_threads: int = Field(2, ge=1, le=256, description="Files, parts of files or streams read at once.")
     sharding: Literal["batches", "rows"] = Field(
         "batches",
         description="Several workers: with batches each reads all rows and keeps its slice of every batch, "
