@@ -159,9 +159,10 @@ def test_a_restart_after_the_end_of_a_session(
 ) -> None:
     caplog.set_level(logging.INFO)
     memory = tmp_path / "bigquery.json"
-    server.session_seconds = 1
+    server.session_seconds = 240  # enough to read, too little to be taken up again
     first, _ = opened(server, memory)
     keys = keys_of(first.train)
+    server.expire()
     moments = {str(request.read_session.table_modifiers.snapshot_time) for request in server.creates}
     server.write(NAME, TABLE.slice(0, 3), since=datetime.datetime.now(UTC))
     server.session_seconds = 3600
@@ -178,9 +179,10 @@ def test_a_restart_after_which_the_table_is_cut_otherwise(
     server: BigQueryServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = tmp_path / "bigquery.json"
-    server.session_seconds = 1
+    server.session_seconds = 240  # enough to read, too little to be taken up again
     first, _ = opened(server, memory)
     keys = keys_of(first.train)
+    server.expire()
     server.session_seconds = 3600
     server.most_streams = 3
     again, _ = opened(server, memory)
