@@ -272,8 +272,12 @@ def test_rows_that_are_gone_are_an_error(server: BigQueryServer) -> None:
     batches = splits.train.batches(["row_id"])
     next(batches)
     server.replace(NAME, TABLE.slice(100, 800))
-    with pytest.raises(UserError, match=r"the new read session holds 47\d rows of the train split"):
+    gone = r"the new read session holds 47\d rows of the train split"
+    with pytest.raises(UserError, match=gone):
         list(batches)
+    for unit in filter(lambda unit: unit.rows, splits.train.units()):  # else it would look for them for ever
+        with pytest.raises(UserError, match=gone):
+            list(splits.train.read(unit, ["row_id"]))
 
 
 def test_a_schema_that_changed_is_an_error(server: BigQueryServer) -> None:

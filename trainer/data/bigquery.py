@@ -368,7 +368,11 @@ class BigQuerySource(FileSource):
         )
 
     def _recount(self) -> _Index:
-        """Returns the index of the streams of now; counts their rows of the split where they are new."""
+        """Returns the index of the streams of now; counts their rows of the split where they are new.
+
+        Raises:
+            UserError: they don't hold the rows that the streams before held.
+        """
         files = self._files
         with self._recounting:
             while self._index.generation != files.generation or None in self._index.totals:
@@ -392,12 +396,13 @@ class BigQuerySource(FileSource):
                         pass
                 except RecutError:
                     continue
-                found = sum(total or 0 for total in index.totals)
-                if found != sum(totals) and not files.data.limit_rows:
-                    raise UserError(
-                        f"{files.tables[0]}: the new read session holds {found} rows of the {self.name} "
-                        f"split where the expired one held {sum(totals)}; start anew with --fresh"
-                    )
+            # Not only for the thread that counted: any other would look for ever for rows that are gone.
+            found, expected = sum(total or 0 for total in self._index.totals), sum(self._totals())
+            if found < expected or (found > expected and not files.data.limit_rows):
+                raise UserError(
+                    f"{files.tables[0]}: the new read session holds {found} rows of the {self.name} "
+                    f"split where the expired one held {expected}; start anew with --fresh"
+                )
             return self._index
 
     def _recounted(self, index: _Index, stream: int) -> Iterator[None]:
