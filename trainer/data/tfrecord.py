@@ -23,7 +23,6 @@ from trainer.errors import UserError
 
 _ROWS, _BYTES = 32_768, 32 << 20  # examples parsed in one call, and how large they may be
 _BLOCK = 8 << 20  # bytes read at a time
-_STEP = 1024
 _SAMPLE, _SAMPLE_BYTES = 200, 256 << 10
 _UNUSUAL = 3  # batches that `examples.decode` may refuse before a file is left to TensorFlow alone
 _LISTS = (cast.TEXT_LIST, cast.NUMBER_LIST)
@@ -81,20 +80,7 @@ class TfrecordReader:
         if not self._compression:
             yield from records.read(self._file, start, stop, step)
             return
-        one_by_one = records.in_tensorflow(self._file, self._compression)
-        some: list[bytes] = []
-        try:
-            for record in one_by_one:
-                some.append(record)
-                if len(some) == _STEP:
-                    yield some
-                    some = []
-        except _tensorflow().errors.OpError:  # those before the damage are good
-            if some:
-                yield some
-            raise
-        if some:
-            yield some
+        yield from records.together(records.in_tensorflow(self._file, self._compression))
 
     def schema(self) -> dict[str, pa.DataType]:
         return {

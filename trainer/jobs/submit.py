@@ -53,7 +53,6 @@ OPTIONS = {
 }
 _ABOUT = "Checks a job file and sends it to the training service."
 _EXAMPLE = "configs/jobs/custom_job.yaml --project=PROJECT --region=us-central1 --wait"
-# What the shipped job files leave to be filled in.
 _PROJECTS = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 _REGIONS = ("GOOGLE_CLOUD_REGION", "CLOUDSDK_AI_REGION", "CLOUD_ML_REGION")
 

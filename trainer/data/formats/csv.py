@@ -114,7 +114,7 @@ class CsvReader:
             return "skip"
 
         kinds = {name: TEXT if self._options.wanted.get(name) == TEXT else pa.string() for name in columns}
-        stream = _Checked(self._text(start, stop), self._csv.delimiter)
+        stream = _Checked(ranges.open_text(self._file, self._parts, start, stop), self._csv.delimiter)
         done = part.first_row
         try:
             with pacsv.open_csv(
@@ -153,12 +153,6 @@ class CsvReader:
                 f"{self._file.path}: the file ends inside a quoted field (cut short, or a stray quote?)"
             )
         self._records[part.place.index] = done - part.first_row + len(broken) - seen
-
-    def _text(self, start: int, stop: int) -> TextStream | ranges.ByteRange:
-        """Opens some of the file, or all of it, which may be compressed."""
-        if len(self._parts) == 1:
-            return self._file.open_text()
-        return ranges.ByteRange(self._file, start, stop)
 
     def _row_of_file(self, row: int) -> int | None:
         """Returns the number of a row in the whole file, from 0; None where parts before it can't be read."""
@@ -209,9 +203,9 @@ class CsvReader:
         number = -1 - int(self._csv.header and not start)
         line = 1
         if start:
-            with self._text(0, start) as before:
+            with ranges.open_text(self._file, self._parts, 0, start) as before:
                 line += sum(1 for _ in _lines(before))
-        with self._text(start, stop) as stream:
+        with ranges.open_text(self._file, self._parts, start, stop) as stream:
             texts = (text.decode("utf-8", "replace") for text in _lines(stream))
             reader = csv.reader(texts, delimiter=self._csv.delimiter)
             first = line

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from trainer.data import cast
-from trainer.data.files import DataFile, TextStream
+from trainer.data.files import DataFile
 from trainer.data.formats import BadRow, Bounds, Part, ReadOptions, ranges
 from trainer.data.nested import extract
 from trainer.errors import UserError
@@ -119,16 +119,10 @@ class JsonlReader:
         """Rows are lines here: blank ones count, so that an editor finds them."""
         index, line = ranges.split_number(row)
         if start := self._starts.at(index):
-            with self._text(0, start) as before:
+            with ranges.open_text(self._file, self._parts, 0, start) as before:
                 while data := before.read(_BLOCK):
                     line += data.count(b"\n")
         return f"{self._file.path}:{line + 1}"
-
-    def _text(self, start: int, stop: int) -> TextStream | ranges.ByteRange:
-        """Opens some of the file, or all of it, which may be compressed."""
-        if len(self._parts) == 1:
-            return self._file.open_text()
-        return ranges.ByteRange(self._file, start, stop)
 
     def _find_start(self, begin: int, place: int) -> int:
         """Returns where the first line begins that doesn't begin before `place`."""
@@ -145,7 +139,7 @@ class JsonlReader:
     def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
         """Yields whole lines, some megabytes at a time."""
         rest = b""
-        with self._text(start, stop) as stream:
+        with ranges.open_text(self._file, self._parts, start, stop) as stream:
             first = not start
             while data := stream.read(_BLOCK):
                 if first:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.data.files import DataFile
+from trainer.data.files import DataFile, TextStream
 from trainer.data.formats import Part
 
 PART_BYTES = 32 << 20
@@ -59,6 +59,11 @@ def parts(file: DataFile) -> list[Part]:
 def whole(file: DataFile) -> Part:
     """Returns a file as one part."""
     return Part("", 0, None, Range(0, 0, file.size))
+
+
+def open_text(file: DataFile, parts: Sequence[Part], start: int, stop: int) -> TextStream | ByteRange:
+    """Opens the text between two places of a file in parts; of one that is whole, all of it, decompressed."""
+    return file.open_text() if len(parts) == 1 else ByteRange(file, start, stop)
 
 
 def split_number(row: int) -> tuple[int, int]:

@@ -185,6 +185,23 @@ def _crc_of_words(data: bytes, places: np.ndarray) -> np.ndarray:
     return found
 
 
+def together(records: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """Yields records some at a time; those before one that can't be read come before its error."""
+    some: list[bytes] = []
+    try:
+        for record in records:
+            some.append(record)
+            if len(some) == _TOGETHER:
+                yield some
+                some = []
+    except Exception:
+        if some:
+            yield some
+        raise
+    if some:
+        yield some
+
+
 # --- in TensorFlow
 
 
@@ -221,15 +238,9 @@ def _tensorflow_path(file: DataFile) -> str:
 
 def _read_in_tensorflow(file: DataFile, start: int, stop: int) -> Iterator[list[bytes] | Damaged]:
     while start < stop:
-        records: list[bytes] = []
-        for record in _to_damage(file, start, stop):
-            records.append(record)
-            start += len(record) + _AROUND
-            if len(records) == _TOGETHER:
-                yield records
-                records = []
-        if records:
-            yield records
+        for some in together(_to_damage(file, start, stop)):
+            start += sum(map(len, some)) + len(some) * _AROUND
+            yield some
         if start < stop:
             piece = next(_pieces(file, start, stop), None)
             if piece is None:
