@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from equality import BATCH, CASES, ROWS, write
 from feature_tables import same
 from worker_processes import end_well, free_addresses
@@ -26,7 +25,7 @@ WAYS = {"one": (1, 1), "mirrored": (1, 2), "two": (2, 1), "three": (3, 1)}  # pr
 JUMPING = ("auc", "pr_auc", "accuracy", "precision", "recall", "macro_f1", "top_3_accuracy")
 
 
-def start(folder: Path, processes: int, replicas: int) -> list[subprocess.Popen[str]]:
+def start(folder: Path, processes: int, replicas: int) -> list[warm.Process]:
     hosts = free_addresses(processes)
     here = Path(__file__).parent
     common = {
@@ -40,15 +39,7 @@ def start(folder: Path, processes: int, replicas: int) -> list[subprocess.Popen[
         task = {"type": "worker" if rank else "chief", "index": max(0, rank - 1)}
         cluster = {"chief": hosts[:1], "worker": hosts[1:]}
         cloud = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} if processes > 1 else {}
-        made.append(
-            subprocess.Popen(
-                [sys.executable, str(here / "equality.py"), str(replicas), str(folder)],
-                env={**common, **cloud},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        made.append(warm.Process([here / "equality.py", replicas, folder], {**common, **cloud}))
     return made
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from loop_parts import ArrayPipeline, arrays, config, make_loop, mirrored, one_device
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
@@ -166,20 +165,15 @@ np.savez(folder + "/final.npz", *loop.model.get_weights(), history=json.dumps(en
 """
 
 
-def _start(folder: Path, pause: float = 0.0, steps_per_call: int = 0) -> subprocess.Popen[str]:
+def _start(folder: Path, pause: float = 0.0, steps_per_call: int = 0) -> warm.Process:
     here = os.path.dirname(__file__)
     folder.mkdir(exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN, str(folder), str(pause), str(steps_per_call)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([here, os.path.dirname(here)])},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    path = os.pathsep.join([here, os.path.dirname(here)])
+    return warm.Process(["-c", RUN, folder, pause, steps_per_call], {**os.environ, "PYTHONPATH": path})
 
 
-def _kill_after(process: subprocess.Popen[str], step: int, number: int) -> str:
+def _kill_after(process: warm.Process, step: int, number: int) -> str:
     """Sends a signal once `step` was reached; returns all output."""
-    assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -192,6 +186,7 @@ def _kill_after(process: subprocess.Popen[str], step: int, number: int) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 def test_killed_runs_end_with_the_very_same_numbers(tmp_path: Path) -> None:
     """kill -9 in epoch 2, SIGTERM in epoch 3, other lengths of calls: bit for bit the undisturbed run."""
     whole = _start(tmp_path / "whole")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from worker_processes import end_well, free_addresses
 
 pytestmark = pytest.mark.faults
@@ -116,13 +116,7 @@ def run_all(way: str, folder: Path, environments: list[dict[str, str]]) -> list[
         "CUDA_VISIBLE_DEVICES": "",
     }
     processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, way, str(path)],
-            env={**common, **environment},
-            stderr=subprocess.STDOUT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        warm.Process([__file__, way, path], {**common, **environment})
         for path, environment in zip(paths, environments, strict=True)
     ]
     end_well(processes)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from loop_parts import ArrayPipeline, arrays, config, make_loop, one_device, weights
 from worker_processes import free_addresses
 
@@ -61,7 +60,7 @@ np.savez(f"{folder}/worker{worker}.npz", *loop.model.get_weights(), history=json
 """
 
 
-def start(folder: Path) -> list[subprocess.Popen[str]]:
+def start(folder: Path) -> list[warm.Process]:
     ports = free_addresses(2)
     here = os.path.dirname(__file__)
     made = []
@@ -73,12 +72,12 @@ def start(folder: Path) -> list[subprocess.Popen[str]]:
             "PYTHONPATH": os.pathsep.join([here, os.path.dirname(here)]),
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
         }
-        command = [sys.executable, "-c", RUN, str(worker), str(folder), str(ROWS), json.dumps(SETTINGS)]
-        made.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
+        command = ["-c", RUN, worker, folder, ROWS, json.dumps(SETTINGS)]
+        made.append(warm.Process(command, environ))
     return made
 
 
-def finish(processes: list[subprocess.Popen[str]], code: int) -> list[str]:
+def finish(processes: list[warm.Process], code: int) -> list[str]:
     try:
         told = [process.communicate(timeout=240)[0] for process in processes]
     finally:
@@ -112,7 +111,7 @@ def test_two_workers_train_as_one_process(tmp_path: Path, expected: tuple[Any, A
 
 def test_sigterm_to_one_worker_ends_both_and_loses_nothing(tmp_path: Path, expected: tuple[Any, Any]) -> None:
     processes = start(tmp_path)
-    for line in processes[1].stdout or ():
+    for line in processes[1].stdout:
         if line.startswith("step") and int(line.split()[1]) >= 10:
             break
     processes[1].send_signal(signal.SIGTERM)  # not to the chief

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from collections.abc import Sequence
+
+import warm
 
 
 def free_addresses(count: int) -> list[str]:
@@ -18,7 +19,7 @@ def free_addresses(count: int) -> list[str]:
     return addresses
 
 
-def end_well(processes: Sequence[subprocess.Popen[str]]) -> None:
+def end_well(processes: Sequence[warm.Process]) -> None:
     """Waits for all and fails, with the end of its output, for one that did not end with 0."""
     try:
         outputs = [process.communicate(timeout=550)[0] for process in processes]

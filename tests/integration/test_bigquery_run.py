@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from feature_tables import same
-from small_run import Small, clean_environment, small_config, small_table
+from small_run import Small, small_config, small_table, start
 from worker_processes import free_addresses
 
 from tests.servers.bigquery import BigQueryServer
@@ -91,14 +89,12 @@ def train_on_two_workers(server: BigQueryServer, small: Small, folder: Path, *mo
     """Trains on the table of the server with a chief and a worker, each a process; returns the metrics."""
     ports = free_addresses(2)
     cluster = {"chief": ports[:1], "worker": ports[1:]}
+    options = ["--data.source=bigquery://p.d.t", f"--output_dir={folder}/run", "--report.importance_rows=0"]
     workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "trainer", "train", "--config", str(small.config),
-             "--data.source=bigquery://p.d.t", f"--output_dir={folder}/run", "--report.importance_rows=0",
-             *more],
-            cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={**clean_environment(), bigquery_client.EMULATOR: server.address,
-                 "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})},
+        start(
+            "train", "--config", small.config, *options, *more, cwd=folder,
+            TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}),
+            **{bigquery_client.EMULATOR: server.address},
         )
         for role in cluster
     ]  # fmt: skip

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from small_run import Small, clean_environment, end, trainer, wait_until
+from small_run import Small, end, forked, start, wait_until
 
 from tests.servers import gcs
 from tests.servers.gcs_proxy import Fault
@@ -29,17 +27,13 @@ def test_a_killed_run_on_gs_goes_on_to_the_figures_of_a_local_one(
         command = ["train", "--config", str(small.config), "--data.source=gs://bucket/data/*.parquet",
                    "--output_dir=gs://bucket/run"]  # fmt: skip
         server.fail(Fault(503, "GET", times=3, skip=20), Fault(429, "upload", times=2, skip=5))
-        first = subprocess.Popen(
-            [sys.executable, "-m", "trainer", *command, "--checkpoint.every_steps=10"],
-            cwd=tmp_path, env={**clean_environment(), **server.environ}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        first = start(*command, "--checkpoint.every_steps=10", cwd=tmp_path, **server.environ)
         saved = lambda: [n for n in server.names("bucket", "run/checkpoints/") if n.endswith("manifest.json")]  # noqa: E731
         wait_until(lambda: len(saved()) >= 2, first)
         end(first, signal.SIGKILL)
         assert len(server.happened) == 5
         # What was cut short is half an upload, which nobody sees, or a folder without a manifest.
-        done = trainer(*command, "--checkpoint.every_steps=10", cwd=tmp_path, **server.environ)
+        done = forked(*command, "--checkpoint.every_steps=10", cwd=tmp_path, **server.environ)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "resuming at epoch" in done.stdout + done.stderr
         here = json.loads(server.get("bucket", "run/metrics.json"))
@@ -51,7 +45,7 @@ def test_a_killed_run_on_gs_goes_on_to_the_figures_of_a_local_one(
             assert f"run/{name}" in written
         assert any(name.startswith("run/logs/") for name in written)
         assert "run/lock.json" not in written
-        told = trainer(
+        told = forked(
             "predict", "--model=gs://bucket/run", "--input=gs://bucket/data/rows.parquet",
             "--output=gs://bucket/predictions.jsonl", cwd=tmp_path, **server.environ,
         )  # fmt: skip

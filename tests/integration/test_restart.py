@@ -31,17 +31,17 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 @pytest.fixture(scope="module")
 def unbroken(long: Small) -> Path:
-    done = long.train("unbroken", *FAST_SAVES)
+    done = long.forked("unbroken", *FAST_SAVES, program="short")
     assert done.returncode == 0, done.stdout + done.stderr
     return long.folder / "unbroken"
 
 
 def test_killed_at_random_moments_and_rerun_gives_the_same_bits(long: Small, unbroken: Path) -> None:
     output = long.folder / "killed"
-    command = ("train", "--config", long.config, f"--output_dir={output}", *FAST_SAVES)
+    command = long.command("killed", *FAST_SAVES)
     generator = random.Random(5)
     for least in sorted(generator.sample(range(20, 380), 2)):
-        process = start(*command, cwd=long.folder)
+        process = start(*command, cwd=long.folder, program="short")
 
         def far_enough(least: int = least) -> bool:
             done = [path.name for path in (output / "checkpoints").glob("*/manifest.json")]
@@ -51,7 +51,7 @@ def test_killed_at_random_moments_and_rerun_gives_the_same_bits(long: Small, unb
         wait_until(far_enough, process)
         end(process, signal.SIGKILL)
         assert json.loads((output / "status.json").read_text())["state"] == "running"
-    last = long.train("killed", *FAST_SAVES)
+    last = long.forked("killed", *FAST_SAVES, program="short")
     assert last.returncode == 0, last.stdout + last.stderr
     assert "resuming" in last.stdout
     assert weights(output) == weights(unbroken)
@@ -63,28 +63,28 @@ def test_killed_at_random_moments_and_rerun_gives_the_same_bits(long: Small, unb
 
 def test_sigterm_saves_and_exits_with_the_documented_code(long: Small, unbroken: Path) -> None:
     output = long.folder / "terminated"
-    command = ("train", "--config", long.config, f"--output_dir={output}", *FAST_SAVES)
-    process = start(*command, cwd=long.folder)
+    command = long.command("terminated", *FAST_SAVES)
+    process = start(*command, cwd=long.folder, program="short")
     wait_until(lambda: any((output / "checkpoints").glob("*/manifest.json")), process)
     printed = end(process, signal.SIGTERM)
     assert process.returncode == 143, printed
     assert "Traceback" not in printed
     assert json.loads((output / "status.json").read_text())["state"] == "interrupted"
-    again = long.train("terminated", *FAST_SAVES)
+    again = long.forked("terminated", *FAST_SAVES, program="short")
     assert again.returncode == 0, again.stdout + again.stderr
     assert weights(output) == weights(unbroken)
 
 
 def test_corrupt_last_checkpoint_falls_back_to_the_one_before(long: Small, unbroken: Path) -> None:
     output = long.folder / "corrupt"
-    command = ("train", "--config", long.config, f"--output_dir={output}", *FAST_SAVES)
-    process = start(*command, cwd=long.folder)
+    command = long.command("corrupt", *FAST_SAVES)
+    process = start(*command, cwd=long.folder, program="short")
     wait_until(lambda: len(list((output / "checkpoints").glob("*/manifest.json"))) >= 2, process)
     end(process, signal.SIGKILL)
     newest = max((output / "checkpoints").glob("*/manifest.json")).parent
     part = next(newest.glob("variables.data*"))
     part.write_bytes(part.read_bytes()[:-100])
-    again = long.train("corrupt", *FAST_SAVES)
+    again = long.forked("corrupt", *FAST_SAVES, program="short")
     assert again.returncode == 0, again.stdout + again.stderr
     assert newest.name in again.stderr
     assert "can't be used" in again.stderr
@@ -92,10 +92,10 @@ def test_corrupt_last_checkpoint_falls_back_to_the_one_before(long: Small, unbro
 
 
 def test_same_seed_gives_the_same_bits_and_another_does_not(small: Small, finished: Path) -> None:
-    same = small.train("same-seed")
+    same = small.forked("same-seed", program="short")
     assert same.returncode == 0, same.stderr
     assert weights(small.folder / "same-seed") == weights(finished)
-    other = small.train("other-seed", "--seed=2")
+    other = small.forked("other-seed", "--seed=2", program="short")
     assert other.returncode == 0, other.stderr
     assert weights(small.folder / "other-seed") != weights(finished)
 
@@ -104,7 +104,7 @@ def test_two_replicas_give_the_figures_of_one_device(small: Small) -> None:
     """Without dropout, whose masks are another draw on each replica."""
     figures = []
     for name, replicas in (("one-replica", 1), ("two-replicas", 2)):
-        done = small.train(name, f"--strategy.cpu_replicas={replicas}", "--model.dropout=0")
+        done = small.forked(name, f"--strategy.cpu_replicas={replicas}", "--model.dropout=0", program="short")
         assert done.returncode == 0, done.stdout + done.stderr
         figures.append(json.loads((small.folder / name / "metrics.json").read_text()))
     one, two = figures

@@ -6,8 +6,6 @@ import csv
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import warm
 from small_run import Small, clean_environment, wait_until
 from worker_processes import free_addresses
 
@@ -51,18 +50,16 @@ class Job:
         tasks = [("chief", 0), *(("worker", index) for index in range(count - 1))]
         if evaluator:
             tasks.append(("evaluator", 0))
-        self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.processes: dict[int, warm.Process] = {}
         for rank, (kind, index) in enumerate(tasks):
             if rank in without:
                 continue
             config = {"cluster": cluster, "task": {"type": kind, "index": index}}
-            self.processes[rank] = subprocess.Popen(
-                [sys.executable, "-m", "trainer.task", "--config", str(small.config),
-                 f"--output_dir={self.folder}", *FAST, *map(str, more)],
-                cwd=small.folder,
-                env={**clean_environment(), "TF_CONFIG": json.dumps(config)},
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
+            self.processes[rank] = warm.Process(
+                ["-m", "trainer.task", "--config", small.config, f"--output_dir={self.folder}", *FAST, *more],
+                {**clean_environment(), "TF_CONFIG": json.dumps(config)},
+                small.folder,
+            )
 
     def ends(self, limit: float = LIMIT) -> tuple[list[int], list[str]]:
         """Waits for all; returns exit codes and what each printed."""
@@ -117,7 +114,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 @pytest.fixture(scope="module")
 def alone(small: Small) -> Path:
     """The run of one process."""
-    done = small.train("alone", *FAST, "--model.dropout=0")
+    done = small.forked("alone", *FAST, "--model.dropout=0")
     assert done.returncode == 0, done.stdout + done.stderr
     return small.folder / "alone"
 
