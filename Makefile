@@ -25,13 +25,15 @@ PYTHONS := 3.11 3.12 3.13 3.10
 # The newest prebuilt containers, for training and for predictions.
 TF217 := .venv-tf217
 SERVING := .venv-serving
+# The only TensorFlow in which the reader of tensorflow-io works.
+TFIO := .venv-tfio
 CODE := trainer tests scripts benchmarks setup.py
 
 .PHONY: help
 help:  ## list these targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-.PHONY: venv venv-run venv-dev venv-tf217 venv-serving
+.PHONY: venv venv-run venv-dev venv-tf217 venv-serving venv-tfio
 venv: venv-dev  ## make .venv with everything that train, test and lint need
 
 venv-run:
@@ -46,6 +48,9 @@ venv-tf217:
 venv-serving:
 	@scripts/venv.sh $(SERVING) "3.10 3.11" requirements/serving.txt
 
+venv-tfio:
+	@scripts/venv.sh $(TFIO) "3.10" requirements/tfio.txt requirements/data.txt
+
 .PHONY: data
 data: venv-run  ## make the rows of the example, data/flights/*.parquet
 	@$(PY) scripts/prepare_flights.py
@@ -59,8 +64,8 @@ train-bigquery: data  ## train the example on a local BigQuery server: the figur
 	@$(PY) -m tests.servers.bigquery data/flights/*.parquet -- $(PY) -m trainer train --config configs/flights.yaml \
 	  --name=flights-bigquery --data.source=bigquery://local.data.flights $(ARGS)
 
-.PHONY: test test-fast test-default test-tf217
-test: lint test-default test-tf217  ## lint, types and every test, on TensorFlow 2.21 and 2.17
+.PHONY: test test-fast test-default test-tf217 test-tfio
+test: lint test-default test-tf217 test-tfio  ## lint, types and every test, on TensorFlow 2.21 and 2.17
 
 test-fast: venv-dev  ## the tests that take seconds: make test-fast [ARGS="-k encode"]
 	@$(PY) -m pytest -m "not slow and not bench and not stress and not image" $(ARGS)
@@ -83,9 +88,14 @@ test-tf217: data venv-tf217-if-any
 	  echo "The tests on TensorFlow 2.17:"; $(TF217)/bin/python -m pytest -m "not slow and not bench and not stress and not image" $(ARGS); \
 	fi
 
-# The two older stacks run where their Pythons are to be had, and say so where they don't.
-.PHONY: venv-tf217-if-any venv-serving-if-any
-venv-tf217-if-any venv-serving-if-any: %-if-any:
+test-tfio: venv-tfio-if-any  ## the reader of tensorflow-io against our own, on TensorFlow 2.16
+	@if [ -x $(TFIO)/bin/python ]; then \
+	  echo "The tests of the reader of tensorflow-io, on TensorFlow 2.16:"; $(TFIO)/bin/python -m pytest tests/data/test_tfio.py $(ARGS); \
+	fi
+
+# The older stacks run where their Pythons are to be had, and say so where they don't.
+.PHONY: venv-tf217-if-any venv-serving-if-any venv-tfio-if-any
+venv-tf217-if-any venv-serving-if-any venv-tfio-if-any: %-if-any:
 	@code=0; $(MAKE) -s $* 2>&1 || code=$$?; \
 	if [ $$code -ne 0 ]; then echo "SKIPPED: the tests that need $*, for the reason above"; fi
 

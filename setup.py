@@ -50,8 +50,8 @@ setup(
         "tune": ["keras-tuner>=1.4.7,<1.5", "scikit-learn>=1.5"],
         # Sending jobs. Kept apart: beside TensorFlow 2.17 it brings a protobuf that breaks it.
         "submit": ["google-cloud-aiplatform>=2.7,<3"],
-        # Compiled against one TensorFlow minor; 0.37.1 fits 2.16 and 2.17 and nothing newer.
-        "tensorflow-io": ["tensorflow-io==0.37.1"],
+        # Compiled against one TensorFlow minor; 0.37.1, the last one, crashes or does not load in any other.
+        "tensorflow-io": ["tensorflow-io==0.37.1", "tensorflow==2.16.*", "tensorboard==2.16.*"],
         "tests": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6", "scikit-learn>=1.5", "packaging>=23"],
     },
     zip_safe=False,

@@ -8,9 +8,9 @@ in one process with the allocator settings of a training run, two streams at onc
 of its iterator to its last batch; a ratio is the median over rounds of two neighbours' ratio, so that a slow
 minute of the machine hits both. Bare reading decodes each message to Arrow and drops it.
 
-The peer needs an environment of its own (TensorFlow 2.16 is the last in which its reader runs):
+The peer needs an environment of its own (TensorFlow 2.16 is the only one in which its reader runs):
 
-    python3.10 -m venv .venv-tfio && .venv-tfio/bin/pip install tensorflow-cpu==2.16.2 tensorflow-io==0.37.1
+    make venv-tfio
 
 It reads fewer rows, as it takes longer; its figure is the best of its configurations.
 """

@@ -28,6 +28,8 @@ lock data --universal --python-version 3.10 --no-deps
 # Images: Linux on x86-64 and the Python of the Dockerfile.
 lock gpu --python-platform x86_64-manylinux_2_28 --python-version 3.12
 lock tpu --python-platform x86_64-manylinux_2_31 --python-version 3.12
+# Linux on x86-64 too: the reader that it is for runs nowhere else.
+lock tfio --python-platform x86_64-manylinux_2_28 --python-version 3.10
 
 # A lock is for everybody: it must not say where this machine gets its packages from.
 if grep -nE '^ *(-i|--index-url|--extra-index-url|-f|--find-links|--trusted-host)|https?://|file:' -- *.txt; then

@@ -17,7 +17,7 @@ from checkout import build_sdist
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("build", "default", "dev", "data", "gpu", "submit", "tpu", "tf217", "serving")
+LOCKS = ("build", "default", "dev", "data", "gpu", "submit", "tpu", "tf217", "tfio", "serving")
 
 
 def pins(lock: str, python: str = "3.10") -> dict[str, str]:
@@ -165,6 +165,8 @@ def test_stacks_are_the_ones_we_name() -> None:
     assert pins("tf217")["tensorflow"] == "2.17.1"
     assert pins("tf217")["keras"] == "3.6.0"
     assert pins("serving")["tensorflow-cpu"] == "2.15.1"
+    assert pins("tfio")["tensorflow-cpu"] == "2.16.2"
+    assert pins("tfio")["tensorflow-io"] == "0.37.1"
     assert pins("gpu", "3.12")["tensorflow"] == pins("default", "3.12")["tensorflow"]
     tpu = pins("tpu", "3.12")
     assert tpu["tensorflow-tpu"] == "2.20.0"

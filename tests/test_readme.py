@@ -104,7 +104,8 @@ def test_exit_codes() -> None:
 
 def test_stacks_are_those_of_the_locks() -> None:
     stacks = dict(re.findall(r"^\| TensorFlow (\d+\.\d+)( for TPU)?[,| ]", TEXT, re.M))
-    for lock, package in (("default", ""), ("tf217", ""), ("serving", "-cpu"), ("tpu", "-tpu")):
+    locks = {"default": "", "tf217": "", "serving": "-cpu", "tfio": "-cpu", "tpu": "-tpu"}
+    for lock, package in locks.items():
         text = (ROOT / "requirements" / f"{lock}.txt").read_text()
         (version,) = re.findall(rf"^tensorflow{package}==(\d+\.\d+)", text, re.M)
         assert version in stacks

@@ -136,7 +136,7 @@ class DataConfig(Section):
     )
     reader: Literal["storage", "tensorflow-io"] = Field(
         "storage",
-        description="BigQuery: what reads the rows; tensorflow-io is for TensorFlow 2.16 and 2.17 alone.",
+        description="BigQuery: what reads the rows; tensorflow-io is for TensorFlow 2.16 alone.",
     )
     compression: Literal["lz4", "zstd", "none"] = Field(
         "lz4", description="BigQuery: how rows are compressed on their way."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from trainer.data.encode import Encoder
 from trainer.data.source import open_rows, open_splits
 from trainer.errors import UserError
 from trainer.features import fit
+from trainer.run import train
 
 LOADS = tf.__version__.startswith(tfio.FITS) and importlib.util.find_spec("tensorflow_io") is not None
 needs_it = pytest.mark.skipif(not LOADS, reason="tensorflow-io is not there, or not for this TensorFlow")
@@ -103,11 +105,22 @@ def test_a_broken_stream_is_an_error(server: BigQueryServer) -> None:
         list(open_rows(SOURCE, config()).batches())
 
 
+@needs_it
+def test_a_run_has_the_figures_of_our_reader(server: BigQueryServer, tmp_path: Path) -> None:
+    figures = []
+    for reader in ("tensorflow-io", "storage"):
+        made = config(reader).model_copy(update={"output_dir": str(tmp_path / reader)})
+        found = train(made)
+        figures.append({name: found[name] for name in ("train", "validation", "test", "steps")})
+    assert figures[0]["train"]["examples"] > 1000
+    assert figures[0] == figures[1]
+
+
 @pytest.mark.skipif(tf.__version__.startswith(tfio.FITS), reason="it may load here")
 def test_elsewhere_the_versions_are_named(server: BigQueryServer) -> None:
     with pytest.raises(UserError) as caught:
         open_splits(config())
-    assert f"works in TensorFlow 2.16 and 2.17, and this is {tf.__version__}" in str(caught.value)
+    assert f"works in TensorFlow 2.16 alone, and this is {tf.__version__}" in str(caught.value)
     assert not server.creates  # before anything is asked of the service
 
 
@@ -115,8 +128,8 @@ def test_elsewhere_the_versions_are_named(server: BigQueryServer) -> None:
 def test_a_package_that_is_not_there_is_named(
     server: BigQueryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tf, "__version__", "2.17.1")
+    monkeypatch.setattr(tf, "__version__", "2.16.2")
     with pytest.raises(
-        UserError, match=r"pip install tensorflow-io==0\.37\.1|does not load in TensorFlow 2\.17"
+        UserError, match=r"pip install tensorflow-io==0\.37\.1|does not load in TensorFlow 2\.16"
     ):
         open_splits(config())

@@ -1,8 +1,8 @@
 """BigQuery rows through the reader of tensorflow-io, in place of our own (data.reader). Adopters: leave.
 
 For comparison, and for those who have to: it speaks the retired version 1beta1 of the API, one row at a time,
-and its compiled part loads in TensorFlow 2.16 and 2.17 alone. It has no NULL: an absent value comes as a
-stand-in, which is turned back into NULL here. It resumes neither a broken stream nor an earlier session.
+and its compiled part is for TensorFlow 2.16 alone. It has no NULL: an absent value comes as a stand-in, which
+is turned back into NULL here. It resumes neither a broken stream nor an earlier session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.data.rows import FileSource, FileUnit
 from trainer.data.split import Splitter
 from trainer.errors import UserError
 
-FITS = ("2.16", "2.17")
+FITS = "2.16"  # in 2.17 it loads, opens a session, and crashes the process at the first row
 _PACKAGE = "tensorflow-io 0.37.1"
 _NO_NUMBER = -(2**63)
 _NO_TEXT = "\x1anull\x1a"
@@ -42,10 +42,10 @@ def load() -> Any:
     import tensorflow as tf
 
     here = tf.__version__
-    if ".".join(here.split(".")[:2]) not in FITS:
+    if ".".join(here.split(".")[:2]) != FITS:
         raise UserError(
-            f"data.reader=tensorflow-io: {_PACKAGE}, the last one, works in TensorFlow {' and '.join(FITS)}, "
-            f"and this is {here}; leave data.reader out: the trainer's own reader needs no tensorflow-io"
+            f"data.reader=tensorflow-io: {_PACKAGE}, the last one, works in TensorFlow {FITS} alone, and "
+            f"this is {here}; leave data.reader out: the trainer's own reader needs no tensorflow-io"
         )
     local = os.environ.get(EMULATOR, "").strip()
     try:
@@ -59,7 +59,7 @@ def load() -> Any:
     except (NotImplementedError, AttributeError) as error:  # its library didn't load: found when first used
         raise UserError(
             f"data.reader=tensorflow-io: its library does not load in TensorFlow {here}; {_PACKAGE} was "
-            f"built for TensorFlow {' and '.join(FITS)} ({str(error).splitlines()[0]})"
+            f"built for TensorFlow {FITS} ({str(error).splitlines()[0]})"
         ) from error
 
 
