@@ -164,5 +164,5 @@ test-image: venv-dev  ## build the CPU image on a Debian base and train in it (b
 
 .PHONY: clean
 clean:  ## remove what can be built again (caches, dist, environments): never runs/ nor data/
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache $(VENV) $(TF217) $(SERVING)
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache $(VENV) $(TF217) $(SERVING) $(TFIO)
 	find trainer tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
