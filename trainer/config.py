@@ -13,6 +13,8 @@ from pydantic import Field, model_validator
 from trainer.config_features import Feature, Section, Texts
 
 QUERY_SOURCE = "bigquery://query"  # the result of data.query
+# In 2.17 the reader of tensorflow-io loads, opens a session, and crashes the process at the first row.
+READER_TENSORFLOW = "2.16"
 Task = Literal["binary", "multiclass", "regression", "multilabel"]
 
 
@@ -136,7 +138,7 @@ class DataConfig(Section):
     )
     reader: Literal["storage", "tensorflow-io"] = Field(
         "storage",
-        description="BigQuery: what reads the rows; tensorflow-io is for TensorFlow 2.16 alone.",
+        description=f"BigQuery: what reads rows; tensorflow-io is for TensorFlow {READER_TENSORFLOW} alone.",
     )
     compression: Literal["lz4", "zstd", "none"] = Field(
         "lz4", description="BigQuery: how rows are compressed on their way."

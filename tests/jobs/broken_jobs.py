@@ -297,6 +297,10 @@ STRUCTURE: list[Case] = [
         "--strategy.expect_gpus=4\n    - --jit_compile=true",
     ),
     case("data-local", "custom_job", "    - --data.source=gs://my-bucket/flights/*.parquet\n", ""),
+    case("reader-tensorflow", "custom_job", "--data.reader_threads=8", "--data.reader=tensorflow-io"),
+    case(
+        "reader-tensorflow", "prebuilt_custom_job", "--data.reader_threads=8", "--data.reader=tensorflow-io"
+    ),
     case("output-missing", "custom_job", OUTPUT, ""),
     case("output-not-gs", "custom_job", "gs://my-bucket/runs/flights", "/gcs/my-bucket/runs/flights"),
     case("output-local", "custom_job", "--data.reader_threads=8", "--output_dir=runs/here"),

@@ -151,6 +151,15 @@ def test_warnings_fail_only_when_strict(tmp_path: Path) -> None:
     assert check.main([str(path), "--strict"]) == 1
 
 
+def test_the_reader_of_tensorflow_io_is_welcome_in_the_image_of_its_tensorflow(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    text = (JOBS / "custom_job.yaml").read_text().replace("trainer-cpu:0.1.0", "trainer-cpu:tf2.16")
+    path.write_text(text)
+    assert [finding.rule for finding in check.check(str(path))[0]] == ["image-tensorflow"]
+    path.write_text(text.replace("--data.reader_threads=8", "--data.reader=tensorflow-io"))
+    assert not check.check(str(path))[0]
+
+
 def test_set_lays_values_over_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     job = "configs/jobs/multi_worker.yaml"
     assert check.main([job, "--set", "workerPoolSpecs[1].replicaCount=2"]) == 1  # 8192 rows over 6 replicas

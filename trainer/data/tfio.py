@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.config import READER_TENSORFLOW as FITS
 from trainer.data import bigquery_columns
 from trainer.data.bigquery_client import EMULATOR, Table, billing_project
 from trainer.data.bigquery_session import least_streams
@@ -26,7 +27,6 @@ from trainer.data.rows import FileSource, FileUnit
 from trainer.data.split import Splitter
 from trainer.errors import UserError
 
-FITS = "2.16"  # in 2.17 it loads, opens a session, and crashes the process at the first row
 _PACKAGE = "tensorflow-io 0.37.1"
 _NO_NUMBER = -(2**63)
 _NO_TEXT = "\x1anull\x1a"

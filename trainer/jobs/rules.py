@@ -71,6 +71,7 @@ RULES: dict[str, tuple[str, str]] = {
     "jit-compile": ("error", "XLA with several replicas"),
     "data-local": ("error", "Data that isn't in the container"),
     "data-unreadable": ("error", "Data that the trainer has no reader for"),
+    "reader-tensorflow": ("warning", "A reader of rows that doesn't work in the TensorFlow of the image"),
     "output-missing": ("error", "No output folder that outlives the machine"),
     "checkpoints-lost": ("error", "A restart without checkpoints to go on from"),
     "output-local": ("warning", "Reports on the machine's own disk"),

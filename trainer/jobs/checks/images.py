@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from trainer.config import READER_TENSORFLOW
 from trainer.errors import nearest
 from trainer.jobs import hardware, tables
 from trainer.jobs.context import Context
@@ -173,6 +174,9 @@ def _own(context: Context, pool: Pool, at: Value) -> None:
         return
     version, locks = tensorflow_of(image), locked()
     right = locks.get({"gpu": "gpu", "tpu": "tpu"}.get(device or "", "default"))
+    config = context.run.config
+    if config and config.data.reader == "tensorflow-io" and version == READER_TENSORFLOW:
+        right = version  # requirements/tfio.txt
     if version and right and version != right:
         context.add(
             "image-tensorflow",

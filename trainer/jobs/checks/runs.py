@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from trainer import storage
+from trainer.config import READER_TENSORFLOW
 from trainer.jobs import hardware
+from trainer.jobs.checks.images import tensorflow_of
 from trainer.jobs.context import Context
 from trainer.jobs.document import Value
 from trainer.jobs.spec import Job
@@ -127,6 +129,19 @@ def _data(context: Context) -> None:
             context.add(
                 "data-unreadable", place, f"{source} is no table", "write bigquery://PROJECT.DATASET.TABLE"
             )
+    if config.data.reader == "tensorflow-io":
+        for pool in context.job.training_pools:
+            version = tensorflow_of(pool.image)
+            if version == READER_TENSORFLOW:
+                continue
+            image = f"{pool.image} has {version}" if version else f"nothing tells which one {pool.image} has"
+            context.add(
+                "reader-tensorflow",
+                key_place(context, "data.reader"),
+                f"data.reader=tensorflow-io works in TensorFlow {READER_TENSORFLOW} alone, and {image}",
+                "leave data.reader out: the trainer's own reader needs no tensorflow-io",
+            )
+            break
 
 
 def _of_this_machine(source: str) -> bool:
