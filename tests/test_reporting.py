@@ -33,7 +33,7 @@ def metric_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def each_writer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs a test with cloudml-hypertune and as if it weren't installed."""
     if request.param == "package":
-        pytest.importorskip("hypertune")
+        pytest.importorskip("hypertune", reason="cloudml-hypertune is not installed")
     else:
         _uninstall(monkeypatch)
     return str(request.param)

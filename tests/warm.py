@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, reduction
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 _FORKS = multiprocessing.get_context("forkserver")
 
@@ -29,16 +30,10 @@ _FORKS = multiprocessing.get_context("forkserver")
 def _warm_up() -> None:
     """Starts the process that is forked; it ends with this one."""
     tests = os.path.dirname(os.path.abspath(__file__))
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([tests, os.path.dirname(tests)])
-    try:
+    path = os.pathsep.join([tests, os.path.dirname(tests)])
+    with mock.patch.dict(os.environ, PYTHONPATH=path):  # it inherits no other way to find its imports
         _FORKS.set_forkserver_preload(["warm_imports"])
         forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
 
 
 def _child(command: Sequence[str], cwd: str, environ: Mapping[str, str], outputs: Sequence[Any]) -> None:

@@ -51,7 +51,7 @@ def test_records_of_all_sizes_and_where_they_begin(tmp_path: Path) -> None:
 
 
 def test_damage_is_found_alike_without_google_crc32c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("google_crc32c")
+    pytest.importorskip("google_crc32c", reason="google-crc32c is not installed")
     rng = np.random.default_rng(1)
     path = tmp_path / "a.tfrecord"
     good = write(path, [rng.bytes(int(size)) for size in rng.integers(0, 300, 40)])
