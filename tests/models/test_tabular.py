@@ -103,7 +103,7 @@ def test_cross_layer_is_its_formula() -> None:
     layer = tabular.Cross(keras.layers.Dense(3, bias_initializer="ones"))
     out = layer([start, x]).numpy()
     kernel, bias = (v.numpy() for v in layer.dense.weights)
-    np.testing.assert_allclose(out, start * (x @ kernel + bias) + x, rtol=1e-5)
+    np.testing.assert_allclose(out, start * (x @ kernel + bias) + x, rtol=1e-5, atol=1e-6)
 
 
 def test_linear_is_a_sum_of_weights() -> None:
