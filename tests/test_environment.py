@@ -422,6 +422,8 @@ def test_an_evaluator_keeps_no_cluster_that_tensorflow_would_wait_for() -> None:
         (Service(), ""),
         (Service(workers=2), "chief"),
         (Service(workers=2, role="worker", worker_index=1, is_chief=False), "worker 1"),
+        (Service(workers=2, role="evaluator", worker_index=-1, is_chief=False), "evaluator"),
+        (Service(role="evaluator", worker_index=-1, is_chief=False), "evaluator"),
     ],
 )
 def test_labels(service: Service, label: str) -> None:

@@ -181,6 +181,8 @@ class Service:
     @property
     def label(self) -> str:
         """Name of this process in log lines; empty for a lone one."""
+        if self.role == "evaluator":
+            return "evaluator"
         if self.workers == 1:
             return ""
         return "chief" if self.is_chief else f"{self.role} {self.worker_index}"
