@@ -187,6 +187,18 @@ def test_submit_is_an_extra_and_no_part_of_a_job(unpacked: Path) -> None:
         }
 
 
+def test_the_extra_of_tensorflow_io_is_the_stack_it_is_tested_with(unpacked: Path) -> None:
+    text = (unpacked / "trainer.egg-info" / "requires.txt").read_text()
+    extra = [Requirement(line) for line in text.split("[tensorflow-io]\n")[1].split("\n[")[0].split()]
+    tested = pins("tfio")
+    tested["tensorflow"] = tested.pop("tensorflow-cpu")
+    assert {"tensorflow", "tensorflow-io"} <= {wanted.name for wanted in extra}
+    for wanted in extra:
+        assert wanted.specifier.contains(tested[wanted.name]), str(wanted)
+    (tensorflow,) = (wanted for wanted in extra if wanted.name == "tensorflow")
+    assert not tensorflow.specifier.contains("2.17.0"), "the reader crashes in it"
+
+
 @pytest.mark.parametrize("lock", ["gpu"])  # a lock of one platform: the list is the image's own
 def test_bill_of_materials(lock: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("cyclonedx_py") is None:
