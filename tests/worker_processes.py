@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import warm
+if TYPE_CHECKING:  # benchmarks start workers too, without the path of the tests
+    import warm
 
 
 def free_addresses(count: int) -> list[str]:
