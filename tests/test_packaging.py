@@ -56,6 +56,12 @@ def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only
 
 
+def extra(unpacked: Path, name: str) -> list[Requirement]:
+    """Returns what an extra of the unpacked sdist asks for."""
+    text = (unpacked / "trainer.egg-info" / "requires.txt").read_text()
+    return [Requirement(line) for line in text.split(f"[{name}]\n")[1].split("\n[")[0].split()]
+
+
 def test_sdist_name_is_what_the_service_expects(sdist: Path) -> None:
     assert re.fullmatch(r"trainer-\d+\.\d+\.\d+\.tar\.gz", sdist.name)
 
@@ -174,10 +180,8 @@ def test_stacks_are_the_ones_we_name() -> None:
 
 
 def test_submit_is_an_extra_and_no_part_of_a_job(unpacked: Path) -> None:
-    text = (unpacked / "trainer.egg-info" / "requires.txt").read_text()
-    extra = text.split("[submit]\n")[1].split("\n[")[0].split()
     wanted = re.findall(r"^(google\S+)", (ROOT / "requirements" / "submit.in").read_text(), re.M)
-    assert [Requirement(line) for line in extra] == [Requirement(line) for line in wanted]
+    assert extra(unpacked, "submit") == [Requirement(line) for line in wanted]
     for lock in ("default", "gpu", "tpu", "tf217"):
         assert "google-cloud-aiplatform" not in pins(lock)
     for python in ("3.10", "3.11", "3.12", "3.13"):  # it goes into the environment of default.txt as it is
@@ -188,14 +192,13 @@ def test_submit_is_an_extra_and_no_part_of_a_job(unpacked: Path) -> None:
 
 
 def test_the_extra_of_tensorflow_io_is_the_stack_it_is_tested_with(unpacked: Path) -> None:
-    text = (unpacked / "trainer.egg-info" / "requires.txt").read_text()
-    extra = [Requirement(line) for line in text.split("[tensorflow-io]\n")[1].split("\n[")[0].split()]
+    asked = extra(unpacked, "tensorflow-io")
     tested = pins("tfio")
     tested["tensorflow"] = tested.pop("tensorflow-cpu")
-    assert {"tensorflow", "tensorflow-io"} <= {wanted.name for wanted in extra}
-    for wanted in extra:
+    assert {"tensorflow", "tensorflow-io"} <= {wanted.name for wanted in asked}
+    for wanted in asked:
         assert wanted.specifier.contains(tested[wanted.name]), str(wanted)
-    (tensorflow,) = (wanted for wanted in extra if wanted.name == "tensorflow")
+    (tensorflow,) = (wanted for wanted in asked if wanted.name == "tensorflow")
     assert not tensorflow.specifier.contains("2.17.0"), "the reader crashes in it"
 
 
